@@ -219,13 +219,13 @@ sub rewrite {
     return $to;
 }
 
-# What differs between two checkpoints, '' when nothing does: every tensor's bytes and all metadata but the clock and the options
-# that say where to write and where to start.
+# What differs between two checkpoints, '' when nothing does: every tensor's bytes and all metadata but the clock, the number of
+# ranks, and the options that say where to write and where to start.
 sub same_state {
     my ($one, $other) = @_;
     my ($a, $meta_a) = tensors($one);
     my ($b, $meta_b) = tensors($other);
-    delete @$_{qw(train_ms option.out option.resume option.stop-at option.checkpoint-every option.threads option.save-init option.init-from
+    delete @$_{qw(train_ms ranks option.out option.resume option.stop-at option.checkpoint-every option.threads option.save-init option.init-from
         option.val-every option.keep-checkpoints option.gpus option.ranks option.device option.timeout option.graphs option.config
         option.stop-after)}
         for $meta_a, $meta_b;

@@ -23,10 +23,11 @@ write_shard('train_1.bin', documents(24000, 1));
 write_shard('val.bin', documents(700, 2));
 my @ranks = (2, 4, 8);
 
+my $noted; # stderr of the last one
 sub train { # 20 steps of a program on so many ranks; the folder of the run
     my ($program, $ranks, $name, @options) = @_;
     my @command = ($program, @tiny, '--out', "$dir/$name", @options);
-    run_ok("$name: $ranks rank" . ($ranks > 1 ? 's' : ''), @command, '--ranks', $ranks);
+    (undef, $noted) = run_ok("$name: $ranks rank" . ($ranks > 1 ? 's' : ''), @command, '--ranks', $ranks);
     return "$dir/$name";
 }
 
@@ -128,8 +129,10 @@ is(same_state(newest($four), newest("$dir/bf16-4")), '', 'four ranks, twice: the
 # that stops and goes on is the run that never stopped.
 train($trainer, 4, 'even', '--stop-at', 10);
 is(same_state(newest(train($trainer, 4, 'even', '--resume', "$dir/even")), newest("$dir/bf16-4")), '', 'four ranks, 10 + 10 steps: the same bits');
+unlike($noted, qr/the checkpoint is of a run with/, 'no word of ranks where they are as many');
 for my $ranks (1, 2, 8) {
     my $folder = train($trainer, $ranks, "from4-$ranks", '--resume', "$dir/stopped");
+    like($noted, qr/\A[^\n]* note: the checkpoint is of a run with 4 ranks, this one has $ranks: gradients are added in another order, [^\n]+\n\z/, 'a note says so, once');
     my $loss = loss_distance("$dir/bf16-1", $folder, 10);
     cmp_ok($loss, '<=', $loss_limit{bf16}, "a checkpoint of 4 ranks at an odd step resumes on $ranks: losses to $loss");
 }

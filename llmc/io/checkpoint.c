@@ -136,6 +136,7 @@ static void write_metadata(const Trainer *t, SafeWriter *w, bool state)
     if (!state)
         return;
     put_metadata(w, "step", format_string("%d", t->step));
+    put_metadata(w, "ranks", format_string("%d", comm_size()));
     put_metadata(w, "train_ms", format_string("%.17g", t->train_ms));
     put_metadata(w, "rope.window", format_string("%d", t->rope.window));
     put_metadata(w, "rope.scale", format_string("%.17g", t->rope.scale));
@@ -437,6 +438,16 @@ static bool check_shards(const Trainer *t, const SafeTensors *st, Error *e)
     return true;
 }
 
+static void note_other_ranks(const SafeTensors *st)
+{
+    const char *text = safetensors_metadata(st, "ranks"); // older programs did not write it
+    int ranks = text ? atoi(text) : 0;
+    if (ranks > 0 && ranks != comm_size())
+        note("the checkpoint is of a run with %d rank%s, this one has %d: gradients are added in another "
+             "order, so the losses are not those of that run to the last digit",
+             ranks, ranks > 1 ? "s" : "", comm_size());
+}
+
 bool checkpoint_load(Trainer *t, const char *path, Error *e)
 {
     Error sub;
@@ -449,6 +460,8 @@ bool checkpoint_load(Trainer *t, const char *path, Error *e)
             optimizer_continue(&t->optimizer, &t->model, t->step);
         good = good && weights_read(t, st, &sub) && (!training || read_parts(t, st, &sub));
         good = in_file(path, good, &sub, e);
+        if (good && training && t->step < config_total_steps(t->config))
+            note_other_ranks(st);
         safetensors_close(st);
     }
     return good && trainer_continue(t, e);

@@ -3,9 +3,9 @@
 // Weights are as llmc/io/weights.h says. A checkpoint adds "<parameter>.<adam_m|adam_v|momentum|second>",
 // "<parameter>.grad" for gradients that an even step has left to the next one,
 // "fp8.<what>.<micro-batch>.scale" where scales are delayed (model_delayed), and "rope.frequency"; its
-// metadata holds step, data position, training shards, train time, attention scale and every option. A
+// metadata holds step, ranks, data position, training shards, train time, attention scale and every option. A
 // parameter's own name is that of its tensor in the file, with the number of its first matrix where that
-// holds several. The file does not depend on the number of ranks, nor on the backend.
+// holds several. Its tensors do not depend on the number of ranks, nor on the backend.
 #pragma once
 #include "llmc/run/trainer.h"
 
@@ -22,7 +22,7 @@ bool checkpoint_save(Trainer *t, const char *path, Error *e);
 // The size of the tensors of such a file after this step.
 int64_t checkpoint_bytes(const Trainer *t);
 // Refuses options that shape the model and differ, by name, and other training shards (loader_continues); a
-// checkpoint without a list of them gets a note.
+// checkpoint without a list of them gets a note, and so does one of another number of ranks.
 bool checkpoint_load(Trainer *t, const char *path, Error *e);
 // Sets the options that shape the model from the checkpoint, before the trainer is created, when no shard
 // names them.
