@@ -37,8 +37,10 @@ static void on_signal(int number)
     double now = seconds_now();
     if (nothing_to_save || (interrupted && now - interrupted_at > 0.5))
         _Exit(EXIT_INTERRUPTED);
-    if (!interrupted)
+    if (!interrupted) {
         interrupted_at = now;
+        comm_answer();
+    }
     interrupted = 1;
 }
 
@@ -465,6 +467,7 @@ static int train_run(Run *r, int argc, char **argv)
     bool stopped = train(r);
     bool done = t->step == total;
     bool saved = save_checkpoint(r, "and the run is over");
+    comm_saved();
     if (done) {
         validate(r, true);
         evaluate(r, true);

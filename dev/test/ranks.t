@@ -224,7 +224,18 @@ my $end = time + 20;
 sleep 0.02 while time < $end && keys %{losses("$dir/nohup")} < $seen + 5;
 cmp_ok(scalar(keys %{losses("$dir/nohup")}), '>=', $seen + 5, 'and go on under nohup when their terminal goes');
 kill 'TERM', $run->{pid};
-is((finish($run, 20))[0], 3, 'until they are asked to end');
+my $answer = "train_gpt: note: interrupted: this step will be finished and saved; a second request ends at once, without saving\n";
+is(join(' ', (finish($run, 20))[0, 2]), "3 $answer", 'until they are asked to end, which the launching process answers');
+
+# A terminal sends Ctrl-C to all processes of its group.
+for my $by ('--ranks', 'something') {
+    my @group = $by eq '--ranks' ? start($trainer, @tiny, long("by $by"), '--ranks', 2) : started([long("by $by")], [long("by $by")]);
+    wait_for_steps("by $by");
+    kill 'INT', -$_->{pid} for @group;
+    my @ends = map { [(finish($_, 20))[0, 2]] } @group;
+    is(join('', map { $_->[1] } @ends), $answer, "ranks that $by has started answer Ctrl-C once");
+    is(scalar(grep { $_->[0] eq '3' } @ends), scalar @group, 'and all end with status 3');
+}
 
 # Ranks that something has started may have nothing to share.
 my @sample = ('--resume', "$dir/bf16-2", qw(--sample a --num-tokens 5 --temperature 0));

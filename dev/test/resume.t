@@ -96,6 +96,8 @@ sub wait_for_step {
     sleep 0.002 while steps_done($folder) < $step && time < $end;
 }
 
+my $answer = qr/train_gpt(?: \(rank 0\))?: note: interrupted: this step will be finished and saved; a second request ends at once, without saving\n/;
+
 for my $signal (qw(INT TERM HUP)) {
     my $folder = "$dir/$signal";
     my $run = start($trainer, @tiny, '--out', $folder);
@@ -105,8 +107,8 @@ for my $signal (qw(INT TERM HUP)) {
     is($status, 3, "SIG$signal: exit status 3") or diag $err;
     my ($done, $saved) = (steps_done($folder), newest($folder) // '');
     ok($done >= 3 && $done < 20 && $saved eq checkpoint("$folder", $done), "it finished step $done and saved it");
-    is($err, '', 'without a complaint');
-    like($out, qr/^interrupted after step $done, saving checkpoint$/m, 'the request is acknowledged');
+    like($err, qr/\A$answer\z/, 'the request is acknowledged at once');
+    like($out, qr/^interrupted after step $done, saving checkpoint$/m, 'and once more before the save');
     run_ok('resume', $trainer, @tiny, '--out', $folder, '--resume', $folder);
     is(same_state($whole, checkpoint("$folder", 20)), '', 'and went on to the same bits');
 }
@@ -118,7 +120,7 @@ for my $signal (qw(INT TERM HUP)) {
     wait_for_step($folder, 3);
     for (1 .. 5) { kill 'TERM', $run->{pid}; sleep 0.003 }
     my ($status, undef, $err) = finish($run);
-    is("$status $err", '3 ', 'signals in quick succession: exit status 3');
+    like("$status $err", qr/\A3 $answer\z/, 'signals in quick succession: exit status 3, one answer');
     my $done = steps_done($folder);
     is(newest($folder), checkpoint("$folder", $done), "step $done is saved");
 
@@ -128,6 +130,16 @@ for my $signal (qw(INT TERM HUP)) {
     kill 'TERM', $run->{pid};
     ($status, undef, $err) = finish($run);
     is($status, 3, 'where nothing is to be saved, one signal is enough') or diag $err;
+    unlike($err, qr/interrupted/, 'and there is no answer');
+
+    # Behind the last step, too. Its validation takes long enough.
+    $run = start($trainer, @tiny, '--out', "$dir/last", '--val-every', 0, '--resume', checkpoint("$dir/s19", 19), @slow[-4 .. -1]);
+    my $end = time + 30;
+    sleep 0.002 while !-e checkpoint("$dir/last", 20) && time < $end;
+    sleep 0.1;
+    kill 'TERM', $run->{pid};
+    ($status, undef, $err) = finish($run);
+    is("$status $err", '0 ', 'nor in the last validation, which is made');
 
     $run = start('nohup', $trainer, @tiny, '--out', "$dir/nohup");
     wait_for_step("$dir/nohup", 3);

@@ -183,6 +183,8 @@ static Result run(const Plan *p, double limit)
     return finish(&r, limit);
 }
 
+static const char stops[] = "interrupted: this step will be finished and saved";
+
 // ---- launched ---------------------------------------------------------------------------------------------
 
 static void test_launched(void)
@@ -242,7 +244,7 @@ static void test_parent(void)
         int before = board->steps;
         kill(group ? -r.pid : r.pid, number[i]);
         x = finish(&r, 20);
-        expect(name[i], x, EXIT_INTERRUPTED, NULL, 5);
+        expect(name[i], x, EXIT_INTERRUPTED, stops, 5);
         ok(board->saves == 1 && board->steps <= before + 2, "the step is finished and saved once, %d to %d",
            before, board->steps);
     }
@@ -270,7 +272,7 @@ static void test_parent(void)
     kill(r.pid, SIGTERM);
     wait_ms(700);
     kill(r.pid, SIGTERM);
-    expect("asked twice", finish(&r, 20), EXIT_INTERRUPTED, NULL, 2.5);
+    expect("asked twice", finish(&r, 20), EXIT_INTERRUPTED, stops, 2.5);
     ok(board->saves == 0, "nothing is saved then");
 }
 

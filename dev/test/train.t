@@ -175,7 +175,12 @@ my $large = start($trainer, @tiny, qw(--model-dim 512 --mlp-dim 2048 --num-heads
 my $end = time + 60;
 select undef, undef, undef, 0.02 while !-s "$large->{out}.2" && time < $end;
 is(slurp("/proc/$large->{pid}/comm"), basename($trainer) . "\n", 'ps and top show the name of the program');
+kill 'TERM', $large->{pid};
+$end = time + 10;
+select undef, undef, undef, 0.02 while slurp("$large->{out}.2") !~ /interrupted/ && time < $end;
 kill 'KILL', $large->{pid};
-like((finish($large))[2], qr/\Atrain_gpt: note: \d+\.\d million parameters and 65536 tokens a step are for a GPU: a step will take very long on the CPU; .*\n\z/, 'a step that is too large for a CPU has a line');
+my ($too_large, $answer, @more) = split /\n/, (finish($large))[2];
+like($too_large, qr/\Atrain_gpt: note: \d+\.\d million parameters and 65536 tokens a step are for a GPU: a step will take very long on the CPU; /, 'a step that is too large for a CPU has a line');
+ok($answer =~ /\Atrain_gpt: note: interrupted: this step will be finished and saved; / && !@more && !keys %{losses("$dir/large")}, 'and a signal an answer before it ends');
 is((run($trainer, @tiny, qw(--stop-at 1 --out), "$dir/small"))[2], '', 'and a small one none');
 done_testing;

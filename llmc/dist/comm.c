@@ -120,6 +120,14 @@ void comm_broadcast(void *buf, size_t bytes)
 void comm_step(int step) { control_step(&control, step); }
 void comm_patience(bool on) { control_patience(&control, on); }
 bool comm_interrupted(void) { return launch_interrupted(); }
+void comm_saved(void) { launch_saved(); }
+
+void comm_answer(void)
+{
+    if (control.rank == 0)
+        launch_answer();
+}
+
 int comm_rank(void) { return control.rank; }
 int comm_size(void) { return control.size; }
 

@@ -31,6 +31,8 @@ void comm_step(int step); // for whoever watches the ranks: this one is alive, a
 void comm_patience(
     bool on); // collective: what one rank does from here on may take long, and the others wait; or no longer
 bool comm_interrupted(void); // the program was asked to stop, as its launching process knows
+void comm_answer(void);      // to the first such request, in its handler: a line, of one process alone
+void comm_saved(void);       // no step is left, and all is saved: a request has no answer any more
 int comm_rank(void);
 int comm_size(void);
 

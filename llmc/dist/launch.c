@@ -91,14 +91,34 @@ typedef struct {
 
 typedef struct {
     _Atomic int first_failed; // 1 + the rank whose message came first; 0: none
-    _Atomic int interrupted;
+    _Atomic int interrupted, saved;
     RankState rank[MAX_RANKS];
 } Shared;
 
 static Shared *shared; // NULL in a program that was not launched
 static Control *own_control;
+static volatile sig_atomic_t saved; // in a program that was not launched
 
 bool launch_interrupted(void) { return shared && shared->interrupted; }
+
+void launch_answer(void)
+{
+    static const char line[] = "train_gpt: note: interrupted: this step will be finished and saved; a second "
+                               "request ends at once, without saving\n";
+    int code = errno;
+    if (!own_control && !(shared ? shared->saved : saved)) {
+        ssize_t written = write(STDERR_FILENO, line, sizeof line - 1);
+        (void)written; // a terminal may be gone
+    }
+    errno = code;
+}
+
+void launch_saved(void)
+{
+    saved = 1;
+    if (shared)
+        shared->saved = 1;
+}
 
 static void report(int status, const char *message) // fatal() in a rank
 {
@@ -187,8 +207,10 @@ static void on_interrupt(Watch *w)
         end_all(w);
         exit(EXIT_INTERRUPTED);
     }
-    if (!shared->interrupted)
+    if (!shared->interrupted) {
         w->interrupted_at = seconds_now();
+        launch_answer();
+    }
     shared->interrupted = 1;
 }
 

@@ -1,9 +1,9 @@
 // One process per device, forked by the program itself, and the parent that watches over them.
 //
 //   parent: no device, no data. Prints the line of the first rank that fails (rank, cause, step), ends the
-//   others and exits with its status; ends all when a rank shows no sign of life for `timeout` seconds; hands
-//   SIGINT, SIGTERM and SIGHUP on. rank: a child that dies with its parent, connected to the others by the
-//   control channel.
+//   others and exits with its status; ends all when a rank shows no sign of life for `timeout` seconds;
+//   answers SIGINT, SIGTERM and SIGHUP, and hands them on. rank: a child that dies with its parent, connected
+//   to the others by the control channel.
 #pragma once
 #include "llmc/dist/control.h"
 
@@ -28,6 +28,11 @@ bool launch_ranks_fit(int ranks, int micro_batches);
 void launch_ranks(Control *c, int size, double timeout, bool nothing_to_save);
 // In a rank: the parent was asked to stop. False in a program that was not launched.
 bool launch_interrupted(void);
+// Answers the first request to stop at once, as the step may take minutes: a line on stderr. Safe in a signal
+// handler. In a launched rank it does nothing: the parent answers.
+void launch_answer(void);
+// In a rank: no step is left, and all is saved. A request is not answered any more.
+void launch_saved(void);
 // Runs f in a child and returns what it returned, 0 to 255; -1 when it died. For questions to a driver that
 // must not be initialised before a fork.
 int launch_ask(int (*f)(void));
