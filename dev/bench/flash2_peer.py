@@ -1,17 +1,13 @@
 #!/usr/bin/env python3
-"""Time of FlashAttention-2, as PyTorch ships it, on the documents, windows and sizes of bench_attention, for the
-table beside the kernels for any GPU. Backward is attention's alone; bench_attention's goes down to q, k and v
-before norm and rope, with gates.
+"""Time of FlashAttention-2, as PyTorch ships it, on the documents, windows and sizes of bench_attention.
 
-  flash2_peer.py [--csv FILE]
+Backward is attention's alone; bench_attention's goes down to the gradients of q, k and v before norm and rope, with gates.
 """
+import argparse
 import csv
 import ctypes
 import datetime
 import math
-import sys
-
-import torch
 
 HEADS, WIDTH, SCALE, REPEATS, ROUNDS = 6, 128, 0.1, 10, 5
 # tokens, documents (0: as many as there are), longest document, windows: those of bench_attention
@@ -34,7 +30,7 @@ def documents(tokens, count, longest):
     return ends
 
 
-def milliseconds(call):
+def milliseconds(torch, call):
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -52,30 +48,43 @@ def milliseconds(call):
     return best / REPEATS
 
 
+def passes(torch, ends, window):
+    """Both passes over these documents, as calls without arguments."""
+    ops, most = torch.ops.aten, max(b - a for a, b in zip(ends, ends[1:]))
+    cu = torch.tensor(ends, dtype=torch.int32, device="cuda")
+    q, k, v, dy = (torch.randn(ends[-1], HEADS, WIDTH, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    sides = dict(scale=SCALE, window_size_left=window, window_size_right=0)
+
+    def forward():
+        return ops._flash_attention_forward(q, k, v, cu, cu, most, most, 0.0, True, False, **sides)
+
+    y, lse, state, unused, _ = forward()
+
+    def backward():
+        return ops._flash_attention_backward(dy, q, k, v, y, lse, cu, cu, most, most, 0.0, True, state, unused, **sides)
+
+    return {"forward": forward, "backward": backward}
+
+
 def main():
-    path = sys.argv[2] if sys.argv[1:2] == ["--csv"] else None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--csv", metavar="FILE", help="append the figures to it")
+    parser.add_argument("--deterministic", action="store_true", help="gradients in a fixed order of sums")
+    options = parser.parse_args()
+    import torch
+    torch.use_deterministic_algorithms(options.deterministic, warn_only=True)
+    order = ", deterministic" if options.deterministic else ""
     rows = []
     for tokens, count, longest, windows in SIZES:
         ends = documents(tokens, count, longest)
-        most = max(b - a for a, b in zip(ends, ends[1:]))
-        cu = torch.tensor(ends, dtype=torch.int32, device="cuda")
-        q, k, v, dy = (torch.randn(tokens, HEADS, WIDTH, device="cuda", dtype=torch.bfloat16) for _ in range(4))
         for window in windows:
-            # the window's own token counts: i sees j where i - j <= window
-            sides = dict(scale=SCALE, window_size_left=window, window_size_right=0)
-            forward = lambda: torch.ops.aten._flash_attention_forward(
-                q, k, v, cu, cu, most, most, 0.0, True, False, **sides)
-            y, lse, state, unused, _ = forward()
-            backward = lambda: torch.ops.aten._flash_attention_backward(
-                dy, q, k, v, y, lse, cu, cu, most, most, 0.0, True, state, unused, **sides)
-            for name, call in (("forward", forward), ("backward", backward)):
-                ms = milliseconds(call)
-                print(f"attention {name}, FlashAttention-2, N {tokens}, window {window}: {ms:.3f} ms")
-                rows.append([datetime.date.today(), f"PyTorch {torch.__version__}",
-                             f"1 x {torch.cuda.get_device_name()}", f"attention {name}, FlashAttention-2",
-                             f"N {tokens}, window {window}", f"{ms:.3f}", "ms", "dev/bench/flash2_peer.py"])
-    if path:
-        with open(path, "a", newline="") as file:
+            for name, call in passes(torch, ends, window).items():
+                op, shape, ms = f"attention {name}, FlashAttention-2{order}", f"N {tokens}, window {window}", milliseconds(torch, call)
+                print(f"{op}, {shape}: {ms:.3f} ms", flush=True)
+                rows.append([datetime.date.today(), "-", f"1 x {torch.cuda.get_device_name()}", op, shape, f"{ms:.3f}", "ms",
+                             "dev/bench/flash2_peer.py" + (" --deterministic" if order else "")])
+    if options.csv:
+        with open(options.csv, "a", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerows(rows)
 
 
