@@ -72,7 +72,7 @@ def main():
     parser.add_argument("--deterministic", action="store_true", help="gradients in a fixed order of sums")
     options = parser.parse_args()
     import torch
-    torch.use_deterministic_algorithms(options.deterministic, warn_only=True)
+    torch.use_deterministic_algorithms(options.deterministic)
     order = ", deterministic" if options.deterministic else ""
     rows = []
     for tokens, count, longest, windows in SIZES:

@@ -320,7 +320,6 @@ static void check_others(bool portable)
 {
     static const int own_widths[] = {8, 24, 32, 64, 72, 96, 128, 136, 256}, cudnn_widths[] = {CUDNN_WIDTHS};
     check_widths(ATTENTION_OWN, "own", true, own_widths, sizeof own_widths / sizeof *own_widths);
-    check_widths(ATTENTION_OWN, "own, any order", false, own_widths, sizeof own_widths / sizeof *own_widths);
     check_many_heads();
     bool cudnn = check_choice();
     if (portable)

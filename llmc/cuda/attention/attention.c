@@ -225,7 +225,6 @@ AttentionCall attention_call(const int32_t *table, int slots, float scale, int w
 }
 
 bool attention_is_open(void) { return at.open; }
-bool attention_has_fixed_order(void) { return at.sizes.deterministic; }
 AttentionBy attention_by(bool backward) { return backward ? at.backward : at.forward; }
 bool attention_is_sm90(bool backward) { return attention_by(backward) == BY_SM90; }
 

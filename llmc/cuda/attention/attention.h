@@ -88,8 +88,7 @@ typedef struct {
     const float *row_sums;      // (N, H) backward: in: sum over the head of dy * y
     // scratch of backward
     float *row_scratch; // (N, H) cuDNN: its own row sums
-    float *dq_sum; // cuDNN: (N, d); Hopper's kernels: attention_sm90_sums(N, H, qk) floats; those for any
-                   // GPU: attention_sm80_sums(N, H, qk, e), NULL: a fixed order of dq's sums
+    float *dq_sum;      // cuDNN: (N, d); Hopper's kernels: attention_sm90_sums(N, H, qk) floats
     unsigned *dq_state; // Hopper's kernels: attention_sm90_states(N, H), zeros but while dq_sum waits to
                         // be read
     float *value_sums;  // Hopper's kernels, without dk: (attention_sm90_value_sums(N, H), 2), for dlambda
@@ -106,13 +105,12 @@ typedef struct {
     int window, slots;
     int N, H, e, gate_inputs;
     int qk;           // width of a head of q and k, at most e
-    bool fixed_order; // backward: of dq's sums by own kernels
+    bool fixed_order; // backward: of dq's sums by Hopper's kernels; those for any GPU have one always
 } AttentionCall;
 
 // Everything but the tensors, for q and k as wide as v, as `deterministic` as what was reserved.
 AttentionCall attention_call(const int32_t *table, int slots, float scale, int window, int N, int H, int e);
-bool attention_is_open(void);         // whether kernels were chosen
-bool attention_has_fixed_order(void); // `deterministic` was reserved
+bool attention_is_open(void); // whether kernels were chosen
 typedef enum { BY_CUDNN, BY_SM90, BY_SM80 } AttentionBy;
 AttentionBy attention_by(bool backward);                  // which
 bool attention_is_sm90(bool backward);                    // those for Hopper
@@ -172,10 +170,7 @@ enum { ATTENTION_OWN_MAX_WIDTH = 256, ATTENTION_OWN_MAX_NARROW = 192 };
 // the device has too little shared memory for it.
 bool attention_sm80_prepare(int qk, int e, Error *error);
 bool attention_sm80_prepare_backward(int qk, int e, Error *error);
-// Floats of dq_sum; 0: dq has a fixed order of sums, which heads of other widths than the kernels' always
-// have.
-size_t attention_sm80_sums(int N, int H, int qk, int e);
-// The same bits for the same input, but for dq with dq_sum and without fixed_order.
+// The same bits for the same input, always.
 void attention_sm80_forward(const AttentionCall *c, Stream s);
 void attention_sm80_backward(const AttentionCall *c, Stream s);
 

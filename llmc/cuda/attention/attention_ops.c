@@ -40,8 +40,6 @@ static Scratch lay_out(AttentionBy by, void *base, int N, int H, int e)
         p.dk = take(base, &used, n * sizeof(floatX));
         p.dv = take(base, &used, n * sizeof(floatX));
     }
-    if (by == BY_SM80 && attention_sm80_sums(N, H, e, e))
-        p.dq_sum = take(base, &used, attention_sm80_sums(N, H, e, e) * sizeof(float));
     p.bytes = used;
     return p;
 }

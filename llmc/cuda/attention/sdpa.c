@@ -2,7 +2,7 @@
 // and rows, no gate is a gate of 1, and their backward pass leaves dq, dk and dv. Those for Hopper take q and
 // k of 96 columns where v has 128; other narrow heads go to the portable ones.
 //
-// dq is a sum in fp32, rounded to bf16 by a pass of its own: 6 d bytes a token. Row sums
+// dq of Hopper's kernels is a sum in fp32, rounded to bf16 by a pass of its own: 6 d bytes a token. Row sums
 // of dy * y are another, where they are not given: 4 d. Where heads_backward follows, it reads the sums, and
 // the planes of k and v may be written by attention's epilogue (AttentionCall.heads).
 #include "llmc/cuda/attention/attention.h"
@@ -63,15 +63,10 @@ void sdpa_forward(Stream s, const SdpaForward *a, int N, int H, int e)
 
 static size_t row_sum_bytes(int N, int H) { return (size_t)round_up((int64_t)N * H * 4, 256); }
 
-static size_t sums(int N, int H, int qk, int e)
-{
-    return by_sm90(qk, e, true) ? attention_sm90_sums(N, H, qk) : attention_sm80_sums(N, H, qk, e);
-}
-
 size_t sdpa_scratch_bytes(int N, int H, int qk, int e)
 {
     check_widths(qk, e);
-    return row_sum_bytes(N, H) + sums(N, H, qk, e) * sizeof(float);
+    return row_sum_bytes(N, H) + (by_sm90(qk, e, true) ? attention_sm90_sums(N, H, qk) * sizeof(float) : 0);
 }
 
 // dq: out, or NULL: Hopper's kernels leave it in the sums that are returned.  planes: of heads->dqkv, written
@@ -91,9 +86,8 @@ static DqSums backward(Stream s, const SdpaBackward *a, floatX *dq, const HeadsB
     attention_take_counters(&c, s, true);
     if (!a->delta)
         attention_row_sums(s, a->scratch, a->dy, a->forward->y, (int64_t)N * H, e);
-    if (sums(N, H, c.qk, e))
-        c.dq_sum = (float *)((char *)a->scratch + row_sum_bytes(N, H));
     if (by_sm90(c.qk, e, true)) {
+        c.dq_sum = (float *)((char *)a->scratch + row_sum_bytes(N, H));
         attention_sm90_backward(&c, s);
     } else {
         check_prepared(attention_sm80_prepare_backward(c.qk, e, &error), &error);
