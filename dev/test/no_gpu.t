@@ -89,21 +89,42 @@ is(scalar(() = $err =~ / by 1 \(limit /g), 22, 'which names all kernels');
 
 # A card whose memory is too small for a micro-batch gets launches that fit, if the preset offers them.
 sub says_memory { return scalar grep { slurp($_) =~ /memory: activations of \d+ tokens .+: launches of \d+ tokens/ } logs("$dir/out$runs", 'jsonl') }
-for (['8.9 24', '2025-11-18', 0], ['8.9 6', '2025-11-18', 1], ['12.0 24', '2026-07-17', 0]) {
+for (['8.9 24', '2025-11-18', 0], ['8.9 6', '2025-11-18', 1]) {
     my ($on, $preset, $launches) = @$_;
     five_steps($on, '--preset', $preset);
     is(says_memory(), $launches, $launches ? 'in launches that fit, and says so' : 'at once');
 }
 
-# What offers no launches ends with the options that fit, and fits with them.
+# What offers no launches takes smaller micro-batches and says so. Where the command line says how large they are, it ends with the options that fit.
 for (['8.9 8', '2026-07-17'], ['8.9 6', '2025-11-18', qw(--mlp fp8-backward)]) {
     my ($on, $preset, @options) = @$_;
+    five_steps($on, '--preset', $preset, @options);
+    my ($text) = map { slurp($_) } logs("$dir/out$runs", 'jsonl');
+    my ($took) = $text =~ /memory: activations of \d+ tokens take \d+ MiB, and \d+ are free: (--micro-batches .+?), as many tokens a step, cut into other documents than the preset's"/;
+    ok($took, "$preset on $on GiB takes " . ($took // 'nothing'));
+    my %option = ($took // '') =~ /--(\S+) (\S+)/g;
+    is_deeply([map { $text =~ /"$_":(?:"([\d,]+)"|(\d+))/ ? $1 // $2 : "no $_" } sort keys %option], [map { $option{$_} } sort keys %option], 'which its options are');
     local ($ENV{NO_GPU}, $ENV{NO_GPU_LAUNCHES}) = ($on, "$dir/none.launches");
-    my @command = ($gpu, '--preset', $preset, @options, @five);
-    my ($status, undef, $err) = stand_in(@command, '--out', "$dir/small");
-    my ($give) = $err =~ /^train_gpt: error: activations of \d+ tokens take \d+ MiB, and \d+ are free: give (--micro-batches .+), as many tokens a step, cut into other documents$/m;
-    ok($status eq 1 && $give, "$preset on $on GiB says what would fit: " . ($give // "$status $err"));
-    five_steps($on, '--preset', $preset, @options, split / /, $give // '');
+    my ($status, undef, $err) = stand_in($gpu, '--preset', $preset, @options, @five, qw(--micro-batches 8 --out), "$dir/small");
+    is($status, 1, 'a number that is given stays');
+    like($err, qr/^train_gpt: error: activations of \d+ tokens take \d+ MiB, and \d+ are free: give \Q$took\E, as many tokens a step, cut into other documents$/m, 'and the line says what would fit');
+}
+
+# With GPT-2's vocabulary, whose tables take most of the memory: what cards of 24 and 16 GB do.
+{
+    my @bytes = @five;
+    for ('train_1.bin', 'val.bin') {
+        my @ids = unpack 'x1024 S<*', slurp("$dir/$_");
+        spew("$dir/gpt2_$_", pack('l<256', 20240520, 1, scalar(@ids), (0) x 253) . pack('S<*', map { $_ == 256 ? 50256 : $_ } @ids));
+    }
+    @five = map { s{/(train_1|val)\.bin$}{/gpt2_$1.bin}r } @bytes;
+    for (['12.0 24', ''], ['8.9 16', '--micro-batches 16 --micro-batch-tokens 16384 --stage-tokens 8192,16384,24576,24576']) {
+        my ($on, $takes) = @$_;
+        five_steps($on, qw(--preset 2026-07-17 --stage-prefix), '');
+        my ($took) = map { slurp($_) =~ /memory: activations of .+?: (--micro-batches .+?), as many tokens a step/ ? $1 : '' } logs("$dir/out$runs", 'jsonl');
+        is($took, $takes, $takes || 'at once');
+    }
+    @five = @bytes;
 }
 
 # ---- energy ------------------------------------------------------------------------------------------------------------

@@ -204,35 +204,59 @@ static size_t least_bytes_free(void)
     return (size_t)-comm_max(-(int64_t)(here < most ? here : most));
 }
 
-// Fatal, with the options that would fit, where smaller micro-batches do. They cut other documents, which is
-// another run: the program does not take them by itself.
-static void suggest_micro_batches(const Trainer *t, size_t spare)
+// The options of smaller micro-batches that fit, as many tokens a step, owned by the caller; NULL: none do,
+// or those of now may.
+static char *smaller_micro_batches(const Trainer *t, size_t spare)
 {
     const Config *c = t->config;
     int most = schedule_most_tokens(c);
-    size_t all = acts_bytes(&t->model, most, true);
     bool whole_validation = t->validation && record_crosses_documents(t->model.record);
-    if (all <= spare) // may fit: what SPARE is for can take less
-        return;
+    if (acts_bytes(&t->model, most, true) <= spare) // may fit: what SPARE is for can take less
+        return NULL;
     if (whole_validation && acts_bytes(&t->model, t->sequence_tokens, false) + SPARE > spare)
-        return;
+        return NULL;
     for (int divisor = 2; divisor <= MOST_DIVISOR; divisor *= 2) {
         char *options = schedule_divided(c, divisor);
         if (options && acts_bytes(&t->model, most / divisor, true) + SPARE <= spare)
-            fatal(
-                EXIT_BAD_INPUT,
-                "activations of %d tokens take %.0f MiB, and %.0f are free: give %s, as many tokens a step, "
-                "cut into other documents",
-                most, (double)all / 1048576, (double)spare / 1048576, options);
+            return options;
         free(options);
     }
+    return NULL;
 }
 
-// Training whose activations do not fit into the GPU's memory gets launches of as many tokens as do, unless
-// the command line says how many, or the record offers none: then the program ends, and says what would fit
-// if it can. What is free is what model and optimizer have left. Returns a line that says so, owned by the
-// caller; NULL: nothing was changed.
-static char *fit_launches(Trainer *t)
+// Whether the sizes of micro-batches are the preset's own, and no earlier run's.
+static bool may_divide(const Config *c)
+{
+    static const char *const sizes[] = {"micro-batches", "micro-batch-tokens", "stage-tokens",
+                                        "group-micro-batches"};
+    bool given = *c->resume || *c->config;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        given = given || config_given(c, sizes[i]);
+    return !given;
+}
+
+// options: "--name value ..."
+static void take_options(Config *c, const char *options)
+{
+    char *text = xstrdup(options), *rest = text, *name;
+    while ((name = strtok_r(rest, " ", &rest))) {
+        const char *value = strtok_r(rest, " ", &rest);
+        Error e;
+        if (!config_set(c, name + strlen("--"), value, &e))
+            fatal(EXIT_BAD_INPUT, "%s", e.text);
+    }
+    free(text);
+    Error e;
+    if (!config_check(c, &e))
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
+}
+
+// Training whose activations do not fit into the GPU's memory gets launches of as many tokens as do. Where
+// the record offers none it gets smaller micro-batches, which cut other documents. The program ends where the
+// command line or an earlier run says how large they are, and says what would fit if it can. What is free is
+// what model and optimizer have left. Returns a line that says so, owned by the caller; NULL: nothing was
+// changed.
+static char *fit_memory(Trainer *t)
 {
     Config *c = t->config, tried = *c;
     Error e;
@@ -245,15 +269,28 @@ static char *fit_launches(Trainer *t)
     tried.launch_tokens = n;
     if (n == most)
         return NULL;
-    if (!config_check_launches(&tried, &e)) {
-        suggest_micro_batches(t, spare);
-        return NULL;
+    char *why = format_string("activations of %d tokens take %.0f MiB, and %.0f are free", most,
+                              (double)all / 1048576, (double)spare / 1048576),
+         *line = NULL;
+    if (config_check_launches(&tried, &e)) {
+        c->launch_tokens = n;
+        line = format_string("%s: launches of %d tokens (--launch-tokens), the same batch with the same "
+                             "losses to rounding, without CUDA graphs",
+                             why, n);
+    } else {
+        char *options = smaller_micro_batches(t, spare);
+        if (options && !may_divide(c))
+            fatal(EXIT_BAD_INPUT, "%s: give %s, as many tokens a step, cut into other documents", why,
+                  options);
+        if (options) {
+            take_options(c, options);
+            line = format_string("%s: %s, as many tokens a step, cut into other documents than the preset's",
+                                 why, options);
+        }
+        free(options);
     }
-    c->launch_tokens = n;
-    return format_string(
-        "activations of %d tokens take %.0f MiB, and %.0f are free: launches of %d tokens "
-        "(--launch-tokens), the same batch with the same losses to rounding, without CUDA graphs",
-        most, (double)all / 1048576, (double)spare / 1048576, n);
+    free(why);
+    return line;
 }
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -417,7 +454,18 @@ static void allocate_rest(Trainer *t, bool need_training)
     allocate_mask(t);
 }
 
-void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validation)
+static void close_data(Trainer *t)
+{
+    loader_close(t->loader);
+    free(t->prefix);
+    token_mask_free(t->mask);
+    validation_close(t->validation);
+    for (int i = 0; i < TRAINER_NOTES; i++)
+        free(t->fit[i]);
+}
+
+// Data, model and optimizer.
+static void create_state(Trainer *t, Config *c, bool need_training, bool need_validation)
 {
     memset(t, 0, sizeof *t);
     t->config = c;
@@ -431,8 +479,20 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
         check_scales(t);
     timeline_mark("data");
     allocate_state(t, need_training);
-    if (need_training)
-        t->fit_memory = fit_launches(t);
+}
+
+void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validation)
+{
+    create_state(t, c, need_training, need_validation);
+    int micro_batches = c->micro_batches;
+    char *fit = need_training ? fit_memory(t) : NULL;
+    if (c->micro_batches != micro_batches) { // of which the loader has its own number, and scales
+        optimizer_free(&t->optimizer);
+        model_free(&t->model);
+        close_data(t);
+        create_state(t, c, need_training, need_validation);
+    }
+    t->fit_memory = fit;
     t->most_launches =
         t->accumulation * batch_most_launches(schedule_most_tokens(c), schedule_most_launch_tokens(c));
     t->part_tokens = plan_parts(t);
@@ -453,13 +513,8 @@ void trainer_free(Trainer *t)
     stream_synchronize(t->stream);
     comm_disconnect();
     comm_patience(false);
-    loader_close(t->loader);
-    free(t->prefix);
-    token_mask_free(t->mask);
+    close_data(t); // first the loader, whose thread may be at work
     device_free(t->impossible);
-    validation_close(t->validation);
-    for (int i = 0; i < TRAINER_NOTES; i++)
-        free(t->fit[i]);
     free(t->fit_memory);
     for (int i = 0; i < STEP_SLOTS && t->loader; i++) {
         host_free(t->host_input[i]);
