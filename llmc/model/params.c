@@ -363,10 +363,12 @@ static double uniform01(uint64_t key, int64_t i)
     return ((double)(mix64(key + (uint64_t)i) >> 11) + 0.5) * 0x1p-53;
 }
 
-static float normal(uint64_t key, int64_t i) // Box-Muller: even elements take the cosine, odd ones the sine
+// Box-Muller: elements i, which is even, and i + 1.
+static void normal_pair(uint64_t key, int64_t i, float pair[2])
 {
-    double radius = sqrt(-2 * log(uniform01(key, i & ~(int64_t)1))), angle = 2 * M_PI * uniform01(key, i | 1);
-    return (float)(radius * (i & 1 ? sin(angle) : cos(angle)));
+    double radius = sqrt(-2 * log(uniform01(key, i))), angle = 2 * M_PI * uniform01(key, i + 1);
+    pair[0] = (float)(radius * cos(angle));
+    pair[1] = (float)(radius * sin(angle));
 }
 
 void param_init_runs(const Param *a, const Config *c, float *host)
@@ -383,16 +385,19 @@ void param_init_runs(const Param *a, const Config *c, float *host)
     assert(at >= n);
 }
 
-// The i-th of the elements that are drawn.
-static float draw(const Param *a, const Config *c, uint64_t key, int64_t i)
+// Elements i, which is even, and i + 1 of those that are drawn.
+static void draw_pair(const Param *a, double bound, uint64_t key, int64_t i, float pair[2])
 {
     const InitSpec *init = &a->spec->init;
-    double bound = init->scale / sqrt(c->model_dim);
-    float x = init->kind == INIT_NORMAL ? (float)(init->scale * normal(key, i))
-                                        : (float)(bound * (2 * uniform01(key, i) - 1));
-    if (init->times)
-        x = (float)init->times * bf16_to_float(float_to_bf16(x));
-    return a->spec->storage == STORE_SPLIT ? bf16_to_float(float_to_bf16(x)) : x;
+    if (init->kind == INIT_NORMAL)
+        normal_pair(key, i, pair);
+    for (int k = 0; k < 2; k++) {
+        float x = init->kind == INIT_NORMAL ? (float)(init->scale * pair[k])
+                                            : (float)(bound * (2 * uniform01(key, i + k) - 1));
+        if (init->times)
+            x = (float)init->times * bf16_to_float(float_to_bf16(x));
+        pair[k] = a->spec->storage == STORE_SPLIT ? bf16_to_float(float_to_bf16(x)) : x;
+    }
 }
 
 static int64_t drawn_elements(const Param *a)
@@ -416,13 +421,17 @@ static void draw_all(const Param *a, const Config *c, uint64_t key, void *host)
 {
     int64_t drawn = drawn_elements(a);
     bool half = a->spec->storage == STORE_HALF;
+    double bound = a->spec->init.scale / sqrt(c->model_dim);
 #pragma omp parallel for
-    for (int64_t i = 0; i < drawn; i++) {
-        float x = draw(a, c, key, i);
-        if (half)
-            ((floatX *)host)[i] = float_to_x(x);
-        else
-            ((float *)host)[i] = x;
+    for (int64_t i = 0; i < drawn; i += 2) {
+        float pair[2];
+        draw_pair(a, bound, key, i, pair);
+        for (int k = 0; k < 2 && i + k < drawn; k++) {
+            if (half)
+                ((floatX *)host)[i + k] = float_to_x(pair[k]);
+            else
+                ((float *)host)[i + k] = pair[k];
+        }
     }
 }
 
