@@ -205,7 +205,7 @@ static size_t least_bytes_free(void)
 }
 
 // The options of smaller micro-batches that fit, as many tokens a step, owned by the caller; NULL: none do,
-// or those of now may.
+// or the present ones may.
 static char *smaller_micro_batches(const Trainer *t, size_t spare)
 {
     const Config *c = t->config;
@@ -486,7 +486,7 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     create_state(t, c, need_training, need_validation);
     int micro_batches = c->micro_batches;
     char *fit = need_training ? fit_memory(t) : NULL;
-    if (c->micro_batches != micro_batches) { // of which the loader has its own number, and scales
+    if (c->micro_batches != micro_batches) { // the loader and FP8 scales depend on their number
         optimizer_free(&t->optimizer);
         model_free(&t->model);
         close_data(t);

@@ -1,7 +1,6 @@
 // Matrix products with relu(x)^2 in the epilogue, forward and backward: sm90_gemm.cu on Hopper, else
 // sm80_gemm.cu. A product rounded to bf16 before it is squared would double the error of the square. The
 // gradient is rounded before it meets its factor, as matmul_relu2_backward says.
-#include "llmc/cuda/gemm/gemm.cuh"
 #include "llmc/cuda/gemm/sm80_gemm.cuh"
 #include "llmc/cuda/gemm/sm90_gemm.cuh"
 

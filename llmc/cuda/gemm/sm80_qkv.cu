@@ -110,7 +110,8 @@ Sm80Product qkv_product(const floatX *x, const floatX *w, int N, int d)
 }
 
 // Data center GPUs from Hopper on have products in the library that are faster than mma.sync by more than the
-// pass costs: 245 us and 344 to 414 on an H200 (N 32768). Elsewhere the library has mma.sync, too.
+// pass costs: 245 us and 344 to 414 on an H200 (N 32768). Elsewhere the library has mma.sync, too. Tests ask
+// for the path of GPUs without FP8 units on any GPU.
 bool takes(const Sm80Product &p, int e)
 {
     bool library_has_mma = device_state.compute < 90 || device_state.compute >= 120 || !device_has_fp8();

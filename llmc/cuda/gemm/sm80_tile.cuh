@@ -23,8 +23,8 @@ enum { SHARED_BYTES = STAGES * STAGE_ELEMENTS * (int)sizeof(floatX) };
 static_assert(TILE_ROWS * TILE_COLS <= STAGES * STAGE_ELEMENTS, "the result's tile fits in the stages");
 static_assert(CTAS * SHARED_BYTES <= 98 << 10, "a multiprocessor of the smallest GPUs");
 
-// Where a chunk of a row lies: in tiles of DEPTH columns, two of whose rows cover all banks, and of
-// TILE_COLS.
+// Offsets of a row's chunk under the swizzle, in tiles of DEPTH columns (a row covers half of the banks) and
+// of TILE_COLS (all of them).
 static __device__ __forceinline__ int depth_chunk(int row, int chunk)
 {
     return row * DEPTH + (chunk ^ (row >> 1) % DEPTH_CHUNKS) * CHUNK;
@@ -51,13 +51,15 @@ static __device__ __forceinline__ void load_chunk(floatX *to, const floatX *from
     }
 }
 
-// What a thread loads of a step: a chunk of every STRIDE-th row of a tile whose rows have DEPTH or TILE_COLS
-// elements. All its chunks have the same column, and the same place in a row after the swizzle.
+// A thread's loads of a stage: one chunk of every STRIDE-th row of a tile with rows of DEPTH or TILE_COLS
+// elements. All have the same column and, as STRIDE is a multiple of 8, the same swizzle.
 template <int ROWS, int ROW_CHUNKS, bool VECTORS> struct Loader {
     static constexpr int STRIDE = THREADS / ROW_CHUNKS, EACH = ROWS / STRIDE;
     static_assert(STRIDE % 8 == 0 && ROWS % STRIDE == 0);
-    const floatX *from;         // the first chunk of the next step
-    int to, rows, count, pitch; // elements; rows and elements of a row that are left of the matrix from there
+    const floatX *from; // the thread's first chunk of the next stage, in global memory
+    int to;             // its offset in the tile
+    int rows, count;    // rows of the matrix from there on, and elements of a row
+    int pitch;          // elements of a row of the matrix
 
     __device__ __forceinline__ Loader(const floatX *matrix, int row0, int col0, int rows_, int cols)
     {
@@ -159,9 +161,9 @@ static __device__ __forceinline__ void mainloop(Sums &sum, floatX *shared, const
         load_fragments<W>(next, stage(step), stage(step) + X_ELEMENTS, 1);
         add_products(sum, now);
         wait_loads<STAGES - 2>();
-        __syncthreads(); // the next stage is there, and all have read this one
+        __syncthreads(); // the next stage is full, and all warps have read this one
         load();
-        // behind the last step: what nothing uses
+        // after the last step these are not used
         load_fragments<W>(now, stage(step + 1), stage(step + 1) + X_ELEMENTS, 0);
         add_products(sum, next);
     }
