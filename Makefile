@@ -114,7 +114,7 @@ TESTS := $(patsubst dev/test/%.c,$(CPU)/%,$(filter-out %_gpu.c,$(wildcard dev/te
 EXACT_TESTS := $(patsubst dev/test/%.c,$(EXACT)/%,$(wildcard dev/test/exact_*.c))
 GPU_TESTS := $(patsubst dev/test/%.c,$(CUDA)/%,$(wildcard dev/test/*_gpu.c))
 GPU_BENCHES := $(patsubst dev/bench/%.c,$(CUDA)/%,$(wildcard dev/bench/bench_*.c)) $(patsubst dev/bench/%.cu,$(CUDA)/%,$(wildcard dev/bench/ladder_*.cu dev/bench/bench_*.cu))
-REF_SRC := llmc/base/common.c llmc/base/utf8.c llmc/base/memory.c llmc/ops/energy.c llmc/ops/profile.c llmc/optim/newton_schulz.c llmc/optim/ns_options.c $(filter-out %comm_cpu.c,$(wildcard llmc/cpu/*.c))
+REF_SRC := llmc/base/common.c llmc/base/utf8.c llmc/base/memory.c llmc/ops/energy.c llmc/ops/profile.c llmc/ops/qkv_heads.c llmc/optim/newton_schulz.c llmc/optim/ns_options.c $(filter-out %comm_cpu.c,$(wildcard llmc/cpu/*.c))
 FUZZERS := $(patsubst dev/fuzz/%.c,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.c))
 
 

@@ -173,14 +173,14 @@ OP(heads_factors) { heads_forward_of(FACTORS); }
 static void product_and_heads(Values kind, bool together)
 {
     ProductContext on_stream = {stream, NULL};
-    QkvHeadsForward a = {heads_of(kind), raw, t[5], weights, NULL};
+    QkvHeadsForward a = {.heads = heads_of(kind), .raw = raw, .x = t[5], .w = weights};
     a.heads.q = raw;
     a.heads.v = raw + (int64_t)2 * N * D;
     if (together) {
         qkv_heads_forward(&on_stream, &a, N, H, E);
         return;
     }
-    HeadsForward heads = qkv_heads_planes(&a, N, D);
+    HeadsForward heads = qkv_heads_planes(&a, N, H);
     matmul_forward(&on_stream, &(Product){raw, t[5], weights, NULL, NULL, N, D, D, 3});
     heads_forward(stream, &heads, N, H, E);
 }

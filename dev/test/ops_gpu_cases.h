@@ -50,7 +50,7 @@ static Case cases[] = {
     CASE(qkv_forward, fix_qkv_forward, 2, true),
     CASE(qkv_product, fix_qkv_product, 4, false),
     CASE(heads_forward, fix_angles_by_name, HEADS_VARIANTS, true),
-    CASE(qkv_heads, fix_angles_by_name, QKV_HEADS_VARIANTS, false),
+    CASE(qkv_heads, fix_qkv_heads, QKV_HEADS_VARIANTS, false),
     CASE(heads_backward, fix_angles_by_name, HEADS_VARIANTS, true),
     CASE(heads_output_forward, fix_values, 3, true),
     CASE(heads_output_backward, fix_values, 3, true),

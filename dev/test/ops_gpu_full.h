@@ -472,16 +472,16 @@ static void check_full_size(const void *unused)
 {
     (void)unused;
     int d = FULL.H * FULL.e;
-    if (tap_wanted("matmul") && !without_fp8) {
+    if (tap_wanted("matmul") && !as_compute) {
         check_products(d, 3 * d);
         check_products(d, d);
         check_products(FULL.F, d);
     }
     if (tap_wanted("head_train")) {
-        if (!without_fp8)
+        if (!as_compute)
             check_head(HEAD_BF16);
         check_head(HEAD_FP8);
     }
-    if (tap_wanted("matmul_relu2") && !without_fp8)
+    if (tap_wanted("matmul_relu2") && !as_compute)
         check_relu2();
 }

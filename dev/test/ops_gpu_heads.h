@@ -8,29 +8,36 @@
 // offset, that width, paired; 5 gates, key offset, that width; 6 no embedding, paired; 7 factors, that width,
 // paired; 8 no embedding, that width; 9 gates. Then those of qkv_heads.
 typedef struct {
-    bool gates, factors, other_width, paired, offset, in_place, scaled;
+    bool gates, factors, other_width, paired, offset, in_place, scaled, fp8;
 } HeadsVariant;
-enum { HEADS_VARIANTS = 10, QKV_HEADS_VARIANTS = 6, FACTOR_STRIDE = 5 };
+enum { HEADS_VARIANTS = 10, QKV_HEADS_VARIANTS = 11, FACTOR_STRIDE = 5 };
 static HeadsVariant heads_variant(const Case *c)
 {
-    static const HeadsVariant all[] = {{0},
-                                       {.gates = true, .offset = true},
-                                       {.factors = true, .in_place = true, .other_width = true},
-                                       {.gates = true, .paired = true},
-                                       {.factors = true, .other_width = true, .paired = true, .offset = true},
-                                       {.gates = true, .other_width = true, .offset = true},
-                                       {.paired = true},
-                                       {.factors = true, .other_width = true, .paired = true},
-                                       {.other_width = true},
-                                       {.gates = true},
-                                       {0},
-                                       {.gates = true, .offset = true, .in_place = true},
-                                       {.factors = true, .offset = true, .in_place = true, .scaled = true},
-                                       {.gates = true, .paired = true, .in_place = true},
-                                       {.paired = true, .offset = true, .in_place = true, .scaled = true},
-                                       {.offset = true}};
+    static const HeadsVariant all[] =
+        {{0},
+         {.gates = true, .offset = true},
+         {.factors = true, .in_place = true, .other_width = true},
+         {.gates = true, .paired = true},
+         {.factors = true, .other_width = true, .paired = true, .offset = true},
+         {.gates = true, .other_width = true, .offset = true},
+         {.paired = true},
+         {.factors = true, .other_width = true, .paired = true},
+         {.other_width = true},
+         {.gates = true},
+         {0},
+         {.gates = true, .offset = true, .in_place = true},
+         {.factors = true, .offset = true, .in_place = true, .scaled = true},
+         {.gates = true, .paired = true, .in_place = true},
+         {.paired = true, .offset = true, .in_place = true, .scaled = true},
+         {.offset = true},
+         {.factors = true, .other_width = true, .offset = true, .scaled = true},
+         {.other_width = true, .paired = true, .in_place = true},
+         {.gates = true, .offset = true, .fp8 = true},
+         {.other_width = true, .paired = true, .in_place = true, .scaled = true, .fp8 = true},
+         {.factors = true, .other_width = true, .offset = true, .in_place = true, .fp8 = true}};
     HeadsVariant v = all[c->variant + (strcmp(c->name, "qkv_heads") ? 0 : HEADS_VARIANTS)];
     v.paired &= c->z.H % 2 == 0;
+    v.fp8 &= c->d % FP8_MULTIPLE == 0 && c->z.H * 3 * c->z.e / 4 % FP8_MULTIPLE == 0;
     return v;
 }
 static int heads_width(const Case *c) // of q and k
@@ -122,30 +129,60 @@ RUN(heads_forward)
 
 // With the product. In place: q and v are planes of `raw`; what is in the plane between them is not looked
 // at.
+static const double QKV_HEADS_X = 1.7, QKV_HEADS_W = 0.1; // largest magnitudes
+static void fix_qkv_heads(Case *c)
+{
+    fix_angles_by_name(c);
+    for (int i = 0; i < c->count; i++)
+        if (!strcmp(c->buffer[i].name, "scales")) {
+            c->master[i][0] = (float)(QKV_HEADS_X / E4M3_LARGEST);
+            c->master[i][1] = (float)(QKV_HEADS_W / E4M3_LARGEST);
+        }
+}
+
 DESCRIBE(qkv_heads)
 {
     SIZES;
     HeadsVariant v = heads_variant(c);
-    int64_t n = (int64_t)N * d;
-    add(c, "q", FLOATX, v.in_place ? IN : OUT, n, 1);
-    add(c, "k", FLOATX, INOUT, n + d, 1); // behind its last row nothing is written, but for the offset a half
+    int64_t n = (int64_t)N * d, wide = (int64_t)H * heads_width(c), m = N * wide, rows = 2 * wide + d;
+    add(c, "q", FLOATX, v.in_place ? IN : OUT, m, 1);
+    add(c, "k", FLOATX, INOUT, m + wide,
+        1); // behind its last row nothing is written, but for the offset a half
     add(c, "v", FLOATX, v.in_place ? IN : OUT, n, 1);
     add(c, "rstd_q", FP32, OUT, (int64_t)N * H, 0);
     add(c, "rstd_k", FP32, OUT, (int64_t)N * H, 0);
     add(c, "gate", FP32, v.gates ? OUT : IN, (int64_t)N * H, 1);
-    add(c, "raw", FLOATX, v.in_place ? OUT : IN, 3 * n, 1);
-    add(c, "x", FLOATX, IN, n, 1.7);
-    add(c, "w", FLOATX, IN, (int64_t)3 * d * d, 0.1);
+    add(c, "raw", FLOATX, v.in_place ? OUT : IN, 2 * m + n, 1);
+    add(c, "x", FLOATX, IN, n, QKV_HEADS_X);
+    add(c, "w", FLOATX, IN, rows * d, QKV_HEADS_W);
     add(c, "alpha", FP32, IN, 1, 2);
+    add(c, "x8", FP32, IN, (n + 3) / 4, 1); // four codes in each
+    add(c, "w8", FP32, IN, (rows * d + 3) / 4, 1);
+    add(c, "scales", FP32, IN, 2, 1);
     describe_heads(c);
 }
 RUN(qkv_heads)
 {
     SIZES;
     HeadsVariant v = heads_variant(c);
-    size_t plane = (size_t)N * (size_t)d * (o == &ops[TRUTH] ? sizeof(float) : sizeof(bf16));
+    int wide = H * heads_width(c), rows = 2 * wide + d;
+    size_t plane = (size_t)N * (size_t)wide * (o == &ops[TRUTH] ? sizeof(float) : sizeof(bf16));
     char *raw = p[6];
-    QkvHeadsForward a = {heads_shared(c, p + 10, p[5]), p[6], p[7], p[8], v.scaled ? p[9] : NULL};
+    QkvHeadsForward a = {.heads = heads_shared(c, p + 13, p[5]),
+                         .raw = p[6],
+                         .alpha = v.scaled ? p[9] : NULL};
+    if (v.fp8) {
+        float *scales = p[12];
+        o->quantize_e4m3(stream, p[10], p[7], scales, N, d, QUANTIZE_QUOTIENT, false);
+        o->quantize_e4m3(stream, p[11], p[8], scales + 1, rows, d, QUANTIZE_QUOTIENT, false);
+        a.x8 = p[10];
+        a.w8 = p[11];
+        a.scale_x = scales;
+        a.scale_w = scales + 1;
+    } else {
+        a.x = p[7];
+        a.w = p[8];
+    }
     a.heads.q = v.in_place ? p[6] : p[0];
     a.heads.k = v.in_place && !v.offset ? (void *)(raw + plane) : p[1];
     a.heads.v = v.in_place ? (void *)(raw + 2 * plane) : p[2];

@@ -293,8 +293,8 @@ static Head head_of_case(const Case *c)
 enum { ESTIMATED = 8 * 192 }; // ESTIMATE_PARTS * PART_COLS of sm90_head_logits.cuh, which is C++
 static bool head_has_own_codes(const Head *h)
 {
-    return h->mode == HEAD_FP8 && device_has_wgmma() && !without_fp8 && h->d % 16 == 0 && h->d <= 768 &&
-           h->Vp % 32 == 0 && h->Vp > ESTIMATED;
+    return h->mode == HEAD_FP8 && device_has_wgmma() && h->d % 16 == 0 && h->d <= 768 && h->Vp % 32 == 0 &&
+           h->Vp > ESTIMATED;
 }
 
 // Logits of a row to the gradient of its loss.

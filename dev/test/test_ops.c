@@ -289,32 +289,55 @@ static void test_qkv_product(void)
     ok(!memcmp(parts, whole, 2 * plane) && !memcmp(v[0], whole + 2 * NN, plane), "   v in place of v_raw");
 }
 
-// The same of the records of 2026: pairs of heads, key offset, a mixture; q and v in place.
-static void test_qkv_heads(void)
+// The same of the records of 2026: pairs of heads, key offset, a mixture; q and v in place. qk: width of a
+// head of q and k
+static void test_qkv_heads(int qk, bool fp8)
 {
     pool_reset();
-    Tensor c, s, x = random_tensor(NN, 1), w = random_tensor(3 * D * D, 0.1), extra = random_tensor(NN, 1);
+    size_t wide = (size_t)(H * qk), n = N * wide, rows = 2 * wide + D;
+    Tensor c, s, x = random_tensor(NN, 1), w = random_tensor(rows * D, 0.1), extra = random_tensor(NN, 1);
     Tensor32 alpha = random_tensor32(1, 1);
-    floatX *parts = halves(3 * NN), *whole = halves(3 * NN), *q = halves(NN), *v = halves(NN),
-           *k[2] = {halves(NN + D), halves(NN + D)};
-    float *rstd[2] = {floats(2 * N * H), floats(2 * N * H)};
-    size_t plane = NN * sizeof(floatX);
+    floatX *parts = halves(2 * n + NN), *whole = halves(2 * n + NN), *q = halves(n), *v = halves(NN),
+           *k[2] = {halves(n + wide), halves(n + wide)};
+    float *rstd[2] = {floats(2 * N * H), floats(2 * N * H)},
+          scales[2] = {1.0f / E4M3_LARGEST, 0.1f / E4M3_LARGEST};
+    uint8_t *x8 = (uint8_t *)floats(NN / 4 + 1), *w8 = (uint8_t *)floats(rows * D / 4 + 1);
     rope_test_tables(&c, &s, 2 * N);
     HeadsForward f =
-        {E,   q,   k[0], v,    rstd[0],           rstd[0] + N * H, parts, parts + NN, parts + 2 * NN,
+        {qk,  q,   k[0], v,    rstd[0],           rstd[0] + N * H, parts, parts + n, parts + 2 * n,
          c.x, s.x, true, true, {.extra = extra.x}};
-    matmul_forward(NULL, &(Product){parts, x.x, w.x, NULL, alpha.x, N, D, D, 3});
+    QkvHeadsForward together = {.heads = f, .raw = whole, .alpha = alpha.x};
+    floatX *planes[] = {parts, parts + n, parts + 2 * n};
+    quantize_e4m3(NULL, x8, x.x, scales, N, D, QUANTIZE_QUOTIENT, false);
+    quantize_e4m3(NULL, w8, w.x, scales + 1, (int)rows, D, QUANTIZE_QUOTIENT, false);
+    for (int i = 0; i < 3; i++) {
+        size_t at = (size_t)i * wide * D;
+        int out = i < 2 ? (int)wide : D;
+        if (fp8)
+            matmul_fp8(NULL, planes[i], &(Fp8Product){x8, w8 + at, scales, scales + 1, N, D, out, alpha.x},
+                       NULL);
+        else
+            matmul_forward(NULL, &(Product){planes[i], x.x, w.x + at, NULL, alpha.x, N, D, out, 1});
+    }
     heads_forward(NULL, &f, N, H, E);
-    QkvHeadsForward together = {f, whole, x.x, w.x, alpha.x};
+    if (fp8) {
+        together.x8 = x8;
+        together.w8 = w8;
+        together.scale_x = scales;
+        together.scale_w = scales + 1;
+    } else {
+        together.x = x.x;
+        together.w = w.x;
+    }
     together.heads.q = whole;
     together.heads.k = k[1];
-    together.heads.v = whole + 2 * NN;
+    together.heads.v = whole + 2 * n;
     together.heads.rstd_q = rstd[1];
     together.heads.rstd_k = rstd[1] + N * H;
     qkv_heads_forward(&(ProductContext){NULL, NULL}, &together, N, H, E);
-    ok(!memcmp(q, whole, plane) && !memcmp(v, whole + 2 * NN, plane) &&
-           !memcmp(k[0], k[1], plane + D * sizeof(floatX)),
-       "qkv of heads with its product: q, k and v");
+    ok(!memcmp(q, whole, n * sizeof(floatX)) && !memcmp(v, whole + 2 * n, NN * sizeof(floatX)) &&
+           !memcmp(k[0], k[1], (n + wide) * sizeof(floatX)),
+       "qkv of heads with its product%s, heads of %d: q, k and v", fp8 ? " in FP8" : "", qk);
     ok(!memcmp(rstd[0], rstd[1], 2 * N * H * sizeof(float)), "   rstd");
 }
 
@@ -554,7 +577,10 @@ int main(void)
     PART(test_relu2_gradient_bits());
     PART(test_qkv());
     PART(test_qkv_product());
-    PART(test_qkv_heads());
+    PART(test_qkv_heads(E, false));
+    PART(test_qkv_heads(3 * E / 4, false));
+    PART(test_qkv_heads(E, true));
+    PART(test_qkv_heads(E / 2, true));
     PART(test_attention(1, 5));
     PART(test_attention(253, 0));
     PART(test_attention(253, 9));

@@ -1,12 +1,12 @@
 // Every op of the CUDA backend (attention and Newton-Schulz have tests of their own) against the CPU backend.
 //
-//   test_ops_gpu [--portable | --without-fp8] [DIR [ROUNDS]]
-//       --portable: on the kernels that every supported GPU runs; --without-fp8: only the ops with products
-//       in FP8, as a GPU without FP8 units computes them; DIR holds libref_bf16.so and libref_fp32.so: the
-//       CPU backend in its two builds (default build/ref); ROUNDS: only the first so many sizes, for runs
-//       under compute-sanitizer. TEST_FILTER: only ops whose name contains it. TEST_SIZES: only sizes whose
-//       text contains it, like "N=130 H=2 e=128 F=512 Vp=1024". TEST_SHARE=K/M: of all cases each M-th from
-//       the K-th on, so that M programs at once run all
+//   test_ops_gpu [--portable | --ampere | --ada] [DIR [ROUNDS]]
+//       --portable: on the kernels that every supported GPU runs; --ampere, --ada: only the ops that GPUs
+//       whose library has mma.sync have kernels of their own for, without FP8 units and with them; DIR holds
+//       libref_bf16.so and libref_fp32.so: the CPU backend in its two builds (default build/ref); ROUNDS:
+//       only the first so many sizes, for runs under compute-sanitizer. TEST_FILTER: only ops whose name
+//       contains it. TEST_SIZES: only sizes whose text contains it, like "N=130 H=2 e=128 F=512 Vp=1024".
+//       TEST_SHARE=K/M: of all cases each M-th from the K-th on, so that M programs at once run all
 //
 // The same inputs, representable in bf16, go through three backends: the fp32 CPU build is the truth, the
 // bf16 CPU build is what a plain implementation with the same storage types gives, and the GPU's distance
@@ -42,14 +42,15 @@
     X(heads_output_backward) \
     X(attention_table_ints) X(attention_table_build) X(sdpa_forward) X(sdpa_scratch_bytes) \
     X(sdpa_backward) X(dc_forward) X(dc_backward) X(sdpa_decode) X(attention_decode) X(dc_decode) \
-    X(dc_scratch_bytes) X(quantize_codes) X(scale_quotient) X(scales_follow) X(matmul_fp8_relu2_codes) \
+    X(dc_scratch_bytes) X(quantize_e4m3) X(quantize_codes) X(scale_quotient) X(scales_follow) X(matmul_fp8_relu2_codes) \
     X(matmul_fp8_relu2_backward)
 // clang-format on
 #include "dev/test/head_specs.h"
 #include "dev/test/ops_library.h"
 typedef enum { GPU, NAIVE, TRUTH, BACKENDS } Which;
 static Ops ops[BACKENDS];
-static bool portable, without_fp8;
+static bool portable;
+static int as_compute; // see OpSizes
 static Stream stream;
 static ProductContext on_stream; // without collectives beside
 
@@ -462,10 +463,9 @@ static void run_round(const void *argument)
     const Round *r = argument;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *name = cases[i].name;
-        bool dc = !strcmp(name, "dc"), // what GPUs before Ada have their own path for
-            own_path =
-                !strcmp(name, "head_train") || !strcmp(name, "qkv_product") || !strcmp(name, "qkv_heads");
-        if (!selected(r, &cases[i]) || !tap_wanted(name) || (without_fp8 && !own_path))
+        bool dc = !strcmp(name, "dc"), own_path = !strcmp(name, "head_train") ||
+                                                  !strcmp(name, "qkv_product") || !strcmp(name, "qkv_heads");
+        if (!selected(r, &cases[i]) || !tap_wanted(name) || (as_compute && !own_path))
             continue;
         // The CUDA kernels refuse the widths; and the one weight of a single token is rounded to bf16 for a
         // product, which is no average of many roundings.
@@ -490,14 +490,15 @@ static OpSizes sizes_for(Sizes z)
                      .fp8_mlp = true,
                      .fp8_qkv = true,
                      .portable = portable,
-                     .without_fp8_units = without_fp8};
+                     .as_compute = as_compute};
 }
 
 int main(int argc, char **argv)
 {
     read_share();
-    without_fp8 = argc > 1 && !strcmp(argv[1], "--without-fp8");
-    portable = without_fp8 || (argc > 1 && !strcmp(argv[1], "--portable"));
+    const char *option = argc > 1 ? argv[1] : "";
+    as_compute = !strcmp(option, "--ampere") ? 80 : !strcmp(option, "--ada") ? 89 : 0;
+    portable = as_compute || !strcmp(option, "--portable");
     argc -= portable;
     argv += portable;
     const char *directory = argc > 1 ? argv[1] : "build/ref";
@@ -544,7 +545,7 @@ int main(int argc, char **argv)
         with_backends(&full, false, check_fp8_mlps, NULL);
     if (part_wanted("matmul_fp8_both", FULL))
         with_backends(&full, true, check_fp8_both, NULL);
-    if (without_fp8)
+    if (as_compute)
         return tap_done();
     if (part_wanted("truncate", FULL))
         with_backends(&full, false, check_truncated, NULL);

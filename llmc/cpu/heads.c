@@ -104,12 +104,8 @@ void heads_forward(Stream s, const HeadsForward *a, int N, int H, int e)
 
 void qkv_heads_forward(const ProductContext *c, const QkvHeadsForward *a, int N, int H, int e)
 {
-    OP_SCOPE(qkv_heads_forward, &a->heads, N, H * e);
-    int d = H * e;
-    HeadsForward heads = qkv_heads_planes(a, N, d);
-    assert(heads.qk == e);
-    matmul_forward(c, &(Product){a->raw, a->x, a->w, NULL, a->alpha, N, d, d, 3});
-    heads_forward(c->stream, &heads, N, H, e);
+    OP_SCOPE(qkv_heads_forward, a, N, H, e);
+    qkv_heads_apart(c, a, N, H, e);
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------

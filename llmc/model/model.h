@@ -27,7 +27,6 @@ typedef struct {
 // What a layer of ATTENTION_HEADS works with, as LayerActs.
 typedef struct {
     floatX *q, *k, *v;       // planes of the product; with key offset k is apart
-    floatX *raw_k;           // the plane between q and v
     floatX *y, *mixed, *out; // what attention gives; and DC; and XSA and gate. The same where there is none
     float *rstd_q, *rstd_k, *lse, *gate, *dc_lse;
     floatX *dy, *dq, *dk, *dv; // gradients

@@ -22,9 +22,10 @@ typedef struct {
     int dim, heads, mlp_dim, vocab_padded;
     int max_documents; // most documents in one packed sequence, 0: no limit known
     bool fp8_head, fp8_mlp, fp8_qkv;
-    bool deterministic;     // attention backward with a fixed order of sums; see ops.h
-    bool portable;          // only kernels that every supported GPU runs; and FP8 units where there are any
-    bool without_fp8_units; // FP8 products as on GPUs that have none, for tests; with `portable`
+    bool deterministic; // attention backward with a fixed order of sums; see ops.h
+    bool portable;      // only kernels that every supported GPU runs; and FP8 units where there are any
+    int as_compute;     // with `portable`, for tests: kernels for GPUs of this compute capability (80: no FP8
+                        // units; 89: FP8 by mma.sync); 0: the device's own
     AttentionKernels attention;
     SelfCheck self_check;
     double

@@ -165,8 +165,14 @@ COST(dc_decode, (const DcForward *a, int N, int H, int e), 0, floatx_bytes(N, H,
 
 COST(heads_forward, (const HeadsForward *a, int N, int H, int e), 0,
      floatx_bytes(N, H, 4 * a->qk + e * (2 + !!a->value.table + !!a->value.extra)))
-COST(qkv_heads_forward, (const HeadsForward *a, int N, int d), 6 * count3(N, d, d),
-     floatx_bytes(N, d, 4 + !!a->value.table + !!a->value.extra) + floatx_bytes(3, d, d))
+static inline OpCost cost_qkv_heads_forward(const QkvHeadsForward *a, int N, int H, int e)
+{
+    const HeadsForward *h = &a->heads;
+    int d = H * e, rows = 2 * H * h->qk + d;
+    return (OpCost){2 * count3(N, d, rows),
+                    count3(N + rows, d, a->x8 ? 1 : sizeof(floatX)) +
+                        floatx_bytes(N, H, 2 * h->qk + e * (1 + !!h->value.table + !!h->value.extra))};
+}
 COST(heads_backward, (const HeadsBackward *a, int N, int H, int e), 0,
      floatx_bytes(N, H,
                   a->forward->qk *(6 + !!a->dq_add + !!a->dk_add) +

@@ -4,7 +4,7 @@
 #include "llmc/ops/attention.h"
 #include "llmc/ops/backend.h"
 #include "llmc/ops/embedding.h"
-#include "llmc/ops/matmul.h"
+#include "llmc/ops/mlp.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -43,19 +43,24 @@ typedef struct {
 } HeadsForward;
 void heads_forward(Stream s, const HeadsForward *a, int N, int H, int e);
 
-// The product that makes raw q, k and v, and heads_forward in one: they are the planes of alpha x w^T,
-// rounded to floatX. qk = e.
+// The products that make raw q, k and v, and heads_forward in one: raw q, k and v are alpha x w^T, rounded to
+// floatX, for their rows of w.
 typedef struct {
     HeadsForward heads; // but for raw_*, which are not read
-    floatX *raw; // (3, N, d) scratch for raw q, k, v, which may be planes of it where heads allows that
-    const floatX *x, *w; // (N, d), (3, d, d)
-    const float *alpha;  // (1) fp32, or NULL: 1
+    floatX *raw; // (N, H qk), (N, H qk), (N, d): scratch for raw q, k, v; q, k, v may be there where heads
+                 // allows it
+    const floatX *x, *w;            // (N, d), (2 H qk + d, d)
+    const float *alpha;             // (1) fp32, or NULL: 1
+    const uint8_t *x8, *w8;         // in FP8: their codes, and x and w are not read; else NULL
+    const float *scale_x, *scale_w; // (1) fp32, of codes
 } QkvHeadsForward;
 void qkv_heads_forward(const ProductContext *c, const QkvHeadsForward *a, int N, int H, int e);
-// What is left to do when the product has filled the planes.
-static inline HeadsForward qkv_heads_planes(const QkvHeadsForward *a, int N, int d)
+// The same by other ops (llmc/ops/qkv_heads.c): for backends, and for few rows.
+void qkv_heads_apart(const ProductContext *c, const QkvHeadsForward *a, int N, int H, int e);
+// What is left to do when products have filled the planes.
+static inline HeadsForward qkv_heads_planes(const QkvHeadsForward *a, int N, int H)
 {
-    int64_t plane = (int64_t)N * d;
+    int64_t plane = (int64_t)N * H * a->heads.qk;
     HeadsForward rest = a->heads;
     rest.raw_q = a->raw;
     rest.raw_k = a->raw + plane;

@@ -5,7 +5,7 @@
 #include "llmc/cuda/device/cuda_common.cuh"
 #include <string.h>
 
-enum { FIRST_WITH_BULK_COPIES = 900, FIRST_WITH_FP8 = 89, HOPPER = 90 };
+enum { FIRST_WITH_BULK_COPIES = 900, FIRST_WITH_FP8 = 89, HOPPER = 90, GEFORCE_BLACKWELL = 120 };
 
 // code[0]: __CUDA_ARCH__ of the code that runs here; code[1]: it may use the instructions of sm_90a.
 __global__ void device_probe_kernel(int *code)
@@ -140,9 +140,22 @@ bool device_has_bulk_copies(void)
     return device_state.code >= FIRST_WITH_BULK_COPIES && !device_state.portable;
 }
 
-bool device_has_fp8(void)
+// Compute capability whose kernels are taken.
+static int compute_taken(void)
 {
-    return device_state.compute >= FIRST_WITH_FP8 && !device_state.sizes.without_fp8_units;
+    int as = device_state.sizes.as_compute;
+    return as ? as : device_state.compute;
+}
+
+bool device_has_fp8(void) { return compute_taken() >= FIRST_WITH_FP8; }
+bool device_library_has_mma(void)
+{
+    int compute = compute_taken();
+    return !device_has_wgmma() && (compute < HOPPER || compute >= GEFORCE_BLACKWELL);
+}
+bool device_has_fp8_mma(void)
+{
+    return device_library_has_mma() && device_has_fp8() && device_state.code >= 10 * FIRST_WITH_FP8;
 }
 
 const char *device_path(void)

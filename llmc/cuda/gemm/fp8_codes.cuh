@@ -1,6 +1,10 @@
 // Arithmetic of scales and codes, as kernels of FP8 products share it.
 #pragma once
 #include "llmc/cuda/head/fp8.cuh"
+#include "llmc/ops/fp8.h"
+
+// What is kept of a product as codes: relu^2, in bf16 too or as codes alone; the gradient before it.
+typedef enum { RELU2_KEPT, RELU2, GRADIENT } CodesKind;
 
 static __device__ __forceinline__ float to_bf16(float x) { return __bfloat162float(__float2bfloat16(x)); }
 

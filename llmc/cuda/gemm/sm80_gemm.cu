@@ -53,7 +53,7 @@ __global__ __launch_bounds__(THREADS, CTAS) void relu2_gemm_kernel(Sm80Product p
 {
     extern __shared__ __align__(128) floatX shared[];
     int row0 = blockIdx.x / col_tiles * TILE_ROWS, col0 = blockIdx.x % col_tiles * TILE_COLS;
-    Sums sum = {};
+    Sums<TILE_COLS> sum = {};
     mainloop<W_BY_INPUT, VECTORS>(sum, shared, p, row0, col0);
     stage_sums(shared, sum, [](float x) { // NaN stays
         return BACKWARD ? x : x > 0 ? x * x : x <= 0 ? 0 : x;
@@ -65,7 +65,8 @@ __global__ __launch_bounds__(THREADS, CTAS) void relu2_gemm_kernel(Sm80Product p
 template <bool BACKWARD> void launch_relu2(Stream s, const Sm80Product &p, const floatX *y)
 {
     bool vectors = in_vectors(p) && (uintptr_t)y % 16 == 0;
-    launch(vectors ? relu2_gemm_kernel<true, BACKWARD> : relu2_gemm_kernel<false, BACKWARD>, s, p, y);
+    launch(vectors ? relu2_gemm_kernel<true, BACKWARD> : relu2_gemm_kernel<false, BACKWARD>, s, p,
+           whole_col_tiles(p), y);
 }
 
 } // namespace

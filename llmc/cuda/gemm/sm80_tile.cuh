@@ -16,7 +16,7 @@
 namespace sm80
 {
 
-enum { TILE_ROWS = 128, TILE_COLS = 128, DEPTH = 32, STAGES = 3, WARP_SIDE = 64, THREADS = 128, CTAS = 2 };
+enum { TILE_ROWS = 128, TILE_COLS = 128, DEPTH = 32, STAGES = 3, WARP_ROWS = 64, THREADS = 128, CTAS = 2 };
 enum { CHUNK = 8, DEPTH_CHUNKS = DEPTH / CHUNK, COL_CHUNKS = TILE_COLS / CHUNK }; // 16 bytes; those of a row
 enum { X_ELEMENTS = TILE_ROWS * DEPTH, STAGE_ELEMENTS = X_ELEMENTS + DEPTH * TILE_COLS };
 enum { SHARED_BYTES = STAGES * STAGE_ELEMENTS * (int)sizeof(floatX) };
@@ -91,51 +91,64 @@ template <int ROWS, int ROW_CHUNKS, bool VECTORS> struct Loader {
 
 // ---- mainloop ---------------------------------------------------------------------------------------------
 
-// A warp's operands of 16 of k: four blocks of 16 rows of x, four of 16 columns of w.
-struct Fragments {
-    uint32_t x[4][4], w[4][4];
+// Tiles have COLS columns, TILE_COLS or, of w by output, 96. A warp has half of them.
+//
+// A warp's operands of 16 of k: blocks of 16 rows of x, of 16 columns of w.
+template <int COLS> struct Fragments {
+    uint32_t x[4][4], w[COLS / 32][4];
 };
 
-static __device__ __forceinline__ int warp_row() { return threadIdx.x / WARP / 2 * WARP_SIDE; }
-static __device__ __forceinline__ int warp_col() { return threadIdx.x / WARP % 2 * WARP_SIDE; }
+static __device__ __forceinline__ int warp_row() { return threadIdx.x / WARP / 2 * WARP_ROWS; }
+template <int COLS> static __device__ __forceinline__ int warp_col()
+{
+    return threadIdx.x / WARP % 2 * (COLS / 2);
+}
 
 // x, w: the stage's tiles
-template <WLayout W>
-static __device__ __forceinline__ void load_fragments(Fragments &f, const floatX *x, const floatX *w, int k16)
+template <WLayout W, int COLS>
+static __device__ __forceinline__ void load_fragments(Fragments<COLS> &f, const floatX *x, const floatX *w,
+                                                      int k16)
 {
-    int lane = threadIdx.x % WARP;
+    int lane = threadIdx.x % WARP, col = warp_col<COLS>();
 #pragma unroll
     for (int m = 0; m < 4; m++)
         ldmatrix(f.x[m], x + depth_chunk(warp_row() + lane % 16 + 16 * m, 2 * k16 + lane / 16));
 #pragma unroll
-    for (int n = 0; n < 4; n++)
+    for (int n = 0; n < COLS / 32; n++)
         if (W == W_BY_INPUT)
-            ldmatrix<true>(f.w[n],
-                           w + col_chunk(16 * k16 + lane % 16, warp_col() / CHUNK + 2 * n + lane / 16));
+            ldmatrix<true>(f.w[n], w + col_chunk(16 * k16 + lane % 16, col / CHUNK + 2 * n + lane / 16));
         else
             ldmatrix(f.w[n],
-                     w + depth_chunk(warp_col() + 16 * n + lane % 8 + lane / 16 * 8, 2 * k16 + lane / 8 % 2));
+                     w + depth_chunk(col + 16 * n + lane % 8 + lane / 16 * 8, 2 * k16 + lane / 8 % 2));
 }
 
-typedef float Sums[4][8][4]; // blocks of 16 rows, of 8 columns; in a block as mma leaves them
+// Blocks of 16 rows, of 8 columns; in a block as mma leaves them.
+template <int COLS> using Sums = float[4][COLS / 16][4];
 
-static __device__ __forceinline__ void add_products(Sums &sum, const Fragments &f)
+// T: floatX; or E4m3, for which two codes count as one element of x and w.
+template <typename T, int COLS>
+static __device__ __forceinline__ void add_products(Sums<COLS> &sum, const Fragments<COLS> &f)
 {
 #pragma unroll
     for (int m = 0; m < 4; m++)
 #pragma unroll
-        for (int n = 0; n < 8; n++)
-            mma<floatX>(sum[m][n], f.x[m], f.w[n / 2][n % 2 * 2], f.w[n / 2][n % 2 * 2 + 1]);
+        for (int n = 0; n < COLS / 16; n++)
+            mma<T>(sum[m][n], f.x[m], f.w[n / 2][n % 2 * 2], f.w[n / 2][n % 2 * 2 + 1]);
 }
 
-template <WLayout W, bool VECTORS>
-static __device__ __forceinline__ void mainloop(Sums &sum, floatX *shared, const Sm80Product &p, int row0,
-                                                int col0)
+template <WLayout W, bool VECTORS, typename T = floatX, int COLS = TILE_COLS>
+static __device__ __forceinline__ void mainloop(Sums<COLS> &sum, floatX *shared, const Sm80Product &p,
+                                                int row0, int col0)
 {
     constexpr bool by_input = W == W_BY_INPUT;
+    static_assert(COLS == TILE_COLS || !by_input);
     Loader<TILE_ROWS, DEPTH_CHUNKS, VECTORS> x(p.x, row0, 0, p.N, p.in);
-    Loader<by_input ? DEPTH : TILE_COLS, by_input ? COL_CHUNKS : DEPTH_CHUNKS, VECTORS> w(
-        p.w, by_input ? 0 : col0, by_input ? col0 : 0, by_input ? p.in : p.width, by_input ? p.width : p.in);
+    Loader<by_input ? DEPTH : COLS, by_input ? COL_CHUNKS : DEPTH_CHUNKS, VECTORS> w(p.w, by_input ? 0 : col0,
+                                                                                     by_input ? col0 : 0,
+                                                                                     by_input ? p.in
+                                                                                              : p.width,
+                                                                                     by_input ? p.width
+                                                                                              : p.in);
     int steps = (p.in + DEPTH - 1) / DEPTH, queued = 0;
     auto stage = [&](int step) { return shared + step % STAGES * STAGE_ELEMENTS; };
     auto load = [&] {
@@ -151,21 +164,21 @@ static __device__ __forceinline__ void mainloop(Sums &sum, floatX *shared, const
         queued++;
         commit_loads(); // an empty group, too: the groups that may be pending are counted
     };
-    Fragments now, next;
+    Fragments<COLS> now, next;
     for (int step = 0; step < STAGES; step++)
         load();
     wait_loads<STAGES - 1>();
     __syncthreads();
-    load_fragments<W>(now, stage(0), stage(0) + X_ELEMENTS, 0);
+    load_fragments<W, COLS>(now, stage(0), stage(0) + X_ELEMENTS, 0);
     for (int step = 0; step < steps; step++) {
-        load_fragments<W>(next, stage(step), stage(step) + X_ELEMENTS, 1);
-        add_products(sum, now);
+        load_fragments<W, COLS>(next, stage(step), stage(step) + X_ELEMENTS, 1);
+        add_products<T, COLS>(sum, now);
         wait_loads<STAGES - 2>();
         __syncthreads(); // the next stage is full, and all warps have read this one
         load();
         // after the last step these are not used
-        load_fragments<W>(now, stage(step + 1), stage(step + 1) + X_ELEMENTS, 0);
-        add_products(sum, next);
+        load_fragments<W, COLS>(now, stage(step + 1), stage(step + 1) + X_ELEMENTS, 0);
+        add_products<T, COLS>(sum, next);
     }
     wait_loads<0>();
     __syncthreads();
@@ -174,17 +187,19 @@ static __device__ __forceinline__ void mainloop(Sums &sum, floatX *shared, const
 // ---- to shared memory -------------------------------------------------------------------------------------
 
 // The warp's sums to the tile, in bf16.  f(sum): what is rounded
-template <typename F> static __device__ __forceinline__ void stage_sums(floatX *tile, const Sums &sum, F f)
+template <int COLS = TILE_COLS, typename F>
+static __device__ __forceinline__ void stage_sums(floatX *tile, const Sums<COLS> &sum, F f)
 {
     int lane = threadIdx.x % WARP;
 #pragma unroll
     for (int m = 0; m < 4; m++)
 #pragma unroll
-        for (int n = 0; n < 8; n++)
+        for (int n = 0; n < COLS / 16; n++)
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 *(uint32_t *)(tile +
-                              col_chunk(warp_row() + lane / 4 + 16 * m + 8 * i, warp_col() / CHUNK + n) +
+                              col_chunk(warp_row() + lane / 4 + 16 * m + 8 * i,
+                                        warp_col<COLS>() / CHUNK + n) +
                               lane % 4 * 2) = pack2(f(sum[m][n][2 * i]), f(sum[m][n][2 * i + 1]));
 }
 
@@ -198,12 +213,15 @@ static inline bool in_vectors(const Sm80Product &p)
 
 // kernel: takes the product, the tiles in a row of tiles, and what its epilogue needs.
 template <typename... More>
-static void launch(void (*kernel)(Sm80Product, int, More...), Stream s, const Sm80Product &p, More... more)
+static void launch(void (*kernel)(Sm80Product, int, More...), Stream s, const Sm80Product &p,
+                   int64_t col_tiles, More... more)
 {
-    int64_t col_tiles = ceil_div(p.width, TILE_COLS), tiles = ceil_div(p.N, TILE_ROWS) * col_tiles;
+    int64_t tiles = ceil_div(p.N, TILE_ROWS) * col_tiles;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     kernel<<<(unsigned)tiles, THREADS, SHARED_BYTES, s>>>(p, (int)col_tiles, more...);
     CHECK_LAUNCH();
 }
+
+static inline int64_t whole_col_tiles(const Sm80Product &p) { return ceil_div(p.width, TILE_COLS); }
 
 } // namespace sm80

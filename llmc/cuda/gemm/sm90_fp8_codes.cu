@@ -48,8 +48,6 @@ enum {
 static_assert(BUFFERS * PACKED_BYTES + 2 * TRANSPOSED_BYTES <= STAGING_BYTES, "a warpgroup's staging buffer");
 static_assert(CODES_SHARED_BYTES <= 227 * 1024, "a block's shared memory");
 
-typedef enum { RELU2_KEPT, RELU2, GRADIENT } CodesKind; // KEPT: in bf16 too
-
 struct CodesWork {
     TileSchedule tiles;
     const float *scale_x, *scale_w, *alpha, *scale; // (1) fp32 device; alpha may be NULL

@@ -478,7 +478,7 @@ bool sm90_qkv_heads(const ProductContext *c, const QkvHeadsForward *a, int N, in
                     .alpha = a->alpha,
                     .paired = heads->paired,
                     .first_key = heads->offset ? heads->k : NULL};
-    return sm90_qkv_takes(e) && heads->qk == e &&
+    return sm90_qkv_takes(e) && heads->qk == e && !a->x8 &&
            launch(c->stream, c->shared,
                   a->alpha ? sm90_qkv_kernel<ROPE_PAIRS, true> : sm90_qkv_kernel<ROPE_PAIRS, false>, m,
                   &work);

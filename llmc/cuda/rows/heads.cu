@@ -142,17 +142,14 @@ void heads_forward(Stream s, const HeadsForward *a, int N, int H, int e)
 
 void qkv_heads_forward(const ProductContext *c, const QkvHeadsForward *a, int N, int H, int e)
 {
-    OP_SCOPE(qkv_heads_forward, &a->heads, N, H * e);
-    int d = H * e;
-    HeadsForward heads = qkv_heads_planes(a, N, d);
-    assert(heads.qk == e && (!heads.paired || H % 2 == 0));
+    OP_SCOPE(qkv_heads_forward, a, N, H, e);
+    HeadsForward heads = qkv_heads_planes(a, N, H);
+    assert(!heads.paired || H % 2 == 0);
     if (N <= 0)
         return;
     bool own = sm90_qkv_heads(c, a, N, H, e);
     if (!own && !sm80_qkv_heads(c->stream, a, N, H, e)) {
-        Product p = {a->raw, a->x, a->w, NULL, a->alpha, N, d, d, 3};
-        matmul_forward(c, &p);
-        heads_forward(c->stream, &heads, N, H, e);
+        qkv_heads_apart(c, a, N, H, e);
     } else if (own && (heads.value.table || heads.value.extra)) {
         assert(e <= 8 * VALUE_LANES);
         int64_t lanes = (int64_t)N * H * VALUE_LANES;

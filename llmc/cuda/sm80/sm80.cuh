@@ -1,5 +1,5 @@
-// The sm80 layer: thin wrappers of the instructions that every supported GPU has, one of each. After the PTX
-// manual, "cp.async", "ldmatrix" and "mma.m16n8k16".
+// The sm80 layer: thin wrappers of the instructions that every supported GPU has, one of each, and of the FP8
+// product that Ada has, too. After the PTX manual, "cp.async", "ldmatrix" and "mma".
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -45,21 +45,31 @@ static __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const void *ro
                      : "memory");
 }
 
-// d (16, 8) += a (16, 16) b (16, 8), T: bf16 or fp16. Lane l has rows l / 4 and l / 4 + 8, columns 2 (l % 4)
-// and the next of d.
+struct E4m3; // of mma: four codes in 32 bits
+
+// d (16, 8) += a (16, 16) b (16, 8), T: bf16 or fp16; E4m3: a (16, 32) b (32, 8), from compute capability 8.9
+// on. Lane l has rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next of d.
+#define MMA(shape, type) \
+    asm volatile("mma.sync.aligned." shape ".row.col.f32." type "." type \
+                 ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, " \
+                 "{%8,%9}, {%0,%1,%2,%3};" \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
 template <typename T>
 static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    if (std::is_same<T, __half>::value)
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-                     "{%8,%9}, {%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-                     "{%8,%9}, {%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    if constexpr (std::is_same<T, E4m3>::value) {
+#if __CUDA_ARCH__ >= 890
+        MMA("m16n8k32", "e4m3");
+#else
+        __trap(); // never launched: the code's compute capability decides (sm80_codes.cu)
+#endif
+    } else if constexpr (std::is_same<T, __half>::value) {
+        MMA("m16n8k16", "f16");
+    } else {
+        MMA("m16n8k16", "bf16");
+    }
 }
+#undef MMA
 
 } // namespace sm80

@@ -56,9 +56,8 @@ static void plan(Acts *a, const Model *m, int i, PlanArena *b)
     size_t H = (size_t)m->config->num_heads, N = (size_t)a->tokens,
            wide = H * (size_t)record_key_width(m->config), n = N * (size_t)m->config->model_dim;
     l->q = plan_take(b, 2 * N * wide + n, sizeof(floatX));
-    l->raw_k = l->q + N * wide;
-    l->v = l->raw_k + N * wide;
-    l->k = spec->heads.offset ? plan_take(b, (N + 1) * wide, sizeof(floatX)) : l->raw_k;
+    l->v = l->q + 2 * N * wide;
+    l->k = spec->heads.offset ? plan_take(b, (N + 1) * wide, sizeof(floatX)) : l->q + N * wide;
     l->rstd_q = plan_take(b, N * H, sizeof(float));
     l->rstd_k = plan_take(b, N * H, sizeof(float));
     l->lse = plan_take(b, N * H, sizeof(float));
@@ -134,9 +133,6 @@ static HeadsForward heads_of(const Pass *p, int i, const BlockPort *io)
                           .v = l->v,
                           .rstd_q = l->rstd_q,
                           .rstd_k = l->rstd_k,
-                          .raw_q = l->q,
-                          .raw_k = l->raw_k,
-                          .raw_v = l->v,
                           .cos = spec->paired ? at->cos_paired : at->cos,
                           .sin = spec->paired ? at->sin_paired : at->sin,
                           .paired = spec->paired,
@@ -220,26 +216,16 @@ static void quantize_qkv(const Pass *p, const HeadsWeights *w, const QkvLayer *q
     quantize_codes(p->s, &(Codes){q->w, q->wt, q->scale_w, NULL}, w->qkv, rows, d);
 }
 
-// A product for each of q, k and v, which lie apart.
-static void qkv_product_fp8(const Pass *p, int i, const HeadsWeights *w, const BlockPort *io)
+// Codes of the weights and of the input.
+static void quantize_operands(const Pass *p, int i, const HeadsWeights *w, const BlockPort *io)
 {
     const HeadsActs *l = &p->a->heads[i];
-    int N = p->b->N, d = p->m->config->model_dim,
-        wide = p->m->config->num_heads * record_key_width(p->m->config);
     QkvLayer q = qkv_layer(p->m, i);
     Codes h = {l->h8, l->h8t, q.scale_h, NULL};
     if (pass_runs(p->a, NULL, 0) && p->place & FIRST_OF_STEP)
         quantize_qkv(p, w, &q);
     if (pass_runs(p->a, USES(l->h8, l->h8t, io->h)))
-        quantize_codes(p->s, &h, io->h, N, d);
-    if (!pass_runs(p->a, USES(l->q, l->h8)))
-        return;
-    floatX *plane[] = {l->q, l->raw_k, l->v};
-    for (int k = 0; k < 3; k++)
-        matmul_fp8(p->products, plane[k],
-                   &(Fp8Product){l->h8, q.w + (int64_t)k * wide * d, q.scale_h, q.scale_w, N, d,
-                                 k < 2 ? wide : d, w->scaled_qkv.alpha},
-                   NULL);
+        quantize_codes(p->s, &h, io->h, p->b->N, p->m->config->model_dim);
 }
 
 // From the gradient of q, k and v to those of the weights and of h.
@@ -264,47 +250,31 @@ static void qkv_backward_fp8(const Pass *p, int i, const HeadsWeights *w, const 
 
 static bool in_fp8(const Pass *p) { return p->a->backward && p->m->config->qkv == QKV_FP8; }
 
-// One op makes q, k and v of one width from the input, but for a cache, whose rows are few.
-static bool is_one_op(const Pass *p)
-{
-    const Config *c = p->m->config;
-    return record_key_width(c) * c->num_heads == c->model_dim && !in_fp8(p) && !p->b->texts.cache;
-}
-
-// Raw q, k and v; where they are of one width as planes of one product.
-static void qkv_product(const Pass *p, int i, const HeadsWeights *w, const BlockPort *io)
-{
-    const HeadsActs *l = &p->a->heads[i];
-    int N = p->b->N, d = p->m->config->model_dim,
-        wide = p->m->config->num_heads * record_key_width(p->m->config);
-    int planes = wide == d ? 3 : 2;
-    EffectiveWeight e = w->scaled_qkv;
-    if (pass_runs(p->a, USES(l->q, io->h)))
-        matmul_forward(p->products, &(Product){l->q, io->h, e.w, NULL, e.alpha, N, d, wide, planes});
-    if (planes == 2 && pass_runs(p->a, USES(l->v, io->h)))
-        matmul_forward(p->products, &(Product){l->v, io->h, part_x(e.w, 2 * (int64_t)wide * d), NULL, e.alpha,
-                                               N, d, d, 1});
-}
-
 // q, k and v as attention takes them.
 static void prepare_heads(const Pass *p, int i, const HeadsWeights *w, const BlockPort *io)
 {
     const HeadsActs *l = &p->a->heads[i];
     int N = p->b->N, H = p->m->config->num_heads, e = p->m->config->model_dim / H;
-    HeadsForward heads = heads_of(p, i, io);
-    const ValueMix *v = &heads.value;
-    if (is_one_op(p)) {
-        QkvHeadsForward qkv = {heads, l->q, io->h, w->scaled_qkv.w, w->scaled_qkv.alpha};
-        if (pass_runs(p->a, USES(l->q, l->k, l->rstd_q, l->rstd_k, io->h, v->extra, v->gate, v->factor)))
-            qkv_heads_forward(p->products, &qkv, N, H, e);
-        return;
+    QkvHeadsForward qkv = {.heads = heads_of(p, i, io), .raw = l->q, .alpha = w->scaled_qkv.alpha};
+    const ValueMix *v = &qkv.heads.value;
+    if (in_fp8(p)) {
+        QkvLayer codes = qkv_layer(p->m, i);
+        quantize_operands(p, i, w, io);
+        qkv.x8 = l->h8;
+        qkv.w8 = codes.w;
+        qkv.scale_x = codes.scale_h;
+        qkv.scale_w = codes.scale_w;
+    } else {
+        qkv.x = io->h;
+        qkv.w = w->scaled_qkv.w;
     }
-    if (in_fp8(p))
-        qkv_product_fp8(p, i, w, io);
+    if (!pass_runs(p->a,
+                   USES(l->q, l->k, l->rstd_q, l->rstd_k, qkv.x, qkv.x8, v->extra, v->gate, v->h, v->factor)))
+        return;
+    if (p->b->texts.cache) // few rows
+        qkv_heads_apart(p->products, &qkv, N, H, e);
     else
-        qkv_product(p, i, w, io);
-    if (pass_runs(p->a, USES(l->q, l->k, l->rstd_q, l->rstd_k, v->extra, v->gate, v->h, v->factor)))
-        heads_forward(p->s, &heads, N, H, e);
+        qkv_heads_forward(p->products, &qkv, N, H, e);
 }
 
 // Attention and DC over whole documents, or over a cache.
