@@ -22,6 +22,7 @@ typedef struct {
     floatX *products;             // (rows, out)
     floatX *x, *w;                // values of the codes: (rows, in), (out, in)
     int64_t elements, w_elements; // of products and of x; of w
+    bool decoded;                 // w has the values of this product
 } Slab;
 
 // Of what backend_reserve was told; base NULL: sizes only.
@@ -185,17 +186,18 @@ static int rows_at_once(const Fp8Product *p, int left, int most, bool slab)
     return units && !slab ? whole : min(most, units ? whole : left);
 }
 
-// Values of the codes of rows `row` on; of the weight, too, the first time.
-static void decode_operands(Stream s, const Slab *slab, const Fp8Product *p, int row, int rows)
+// Values of the codes of rows `row` on, and of the weight.
+static void decode_operands(Stream s, Slab *slab, const Fp8Product *p, int row, int rows)
 {
-    if (row == 0)
+    if (!slab->decoded)
         decode(s, slab->w, p->w8, (int64_t)p->out * p->in);
+    slab->decoded = true;
     decode(s, slab->x, p->x8 + (int64_t)row * p->in, (int64_t)rows * p->in);
 }
 
 // out (rows, p->out) = rows `row` on of the product (+ residual), by cuBLASLt.
-static void library_product(Stream s, const Slab *slab, floatX *out, const Fp8Product *p,
-                            const floatX *residual, int row, int rows)
+static void library_product(Stream s, Slab *slab, floatX *out, const Fp8Product *p, const floatX *residual,
+                            int row, int rows)
 {
     bool units = takes_units(rows, p->in, p->out);
     GemmShape g = product_shape(rows, p->in, p->out, units, residual != NULL);
