@@ -14,51 +14,14 @@
 #include "llmc/run/run_folder.h"
 #include "llmc/run/run_log.h"
 #include "llmc/run/sample.h"
+#include "llmc/run/signals.h"
 #include "llmc/run/vocabulary.h"
 #include <math.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-
-// ---- signals ----------------------------------------------------------------------------------------------
-
-static volatile sig_atomic_t interrupted;
-static double interrupted_at;
-static bool nothing_to_save;
-
-// Asked twice, it ends at once, without saving. What comes within half a second of the first is the same
-// request: timeout(1) and batch systems send it to the process and to its group.
-static void on_signal(int number)
-{
-    (void)number;
-    double now = seconds_now();
-    if (nothing_to_save || (interrupted && now - interrupted_at > 0.5))
-        _Exit(EXIT_INTERRUPTED);
-    if (!interrupted) {
-        interrupted_at = now;
-        comm_answer();
-    }
-    interrupted = 1;
-}
-
-static void catch_signals(bool training)
-{
-    nothing_to_save = !training;
-    struct sigaction action = {.sa_handler = on_signal}, hangup;
-    sigaddset(&action.sa_mask, SIGINT);
-    sigaddset(&action.sa_mask, SIGTERM);
-    sigaddset(&action.sa_mask, SIGHUP); // one at a time
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGHUP, NULL, &hangup);
-    if (hangup.sa_handler != SIG_IGN)
-        sigaction(SIGHUP, &action, NULL); // nohup, or the parent of this rank takes it
-    signal(SIGPIPE, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN); // a file size limit is a write error like a full disk
-}
 
 // ---- the run ----------------------------------------------------------------------------------------------
 
@@ -240,7 +203,7 @@ static bool asked_to_stop(const Config *c)
 {
     double limit = config_stop_after(c);
     bool late = limit > 0 && comm_rank() == 0 && process_seconds() >= limit;
-    return comm_any(interrupted != 0 || comm_interrupted() || late);
+    return comm_any(signals_came() || comm_interrupted() || late);
 }
 
 // Steps until the end, --stop-at, --stop-after, or a signal. One step is always queued ahead of the one that
@@ -473,10 +436,10 @@ static int train_run(Run *r, int argc, char **argv)
         evaluate(r, true);
     }
     if (c->profile_energy > 0) {
-        const char *reason = stopped || interrupted ? "the run was stopped"
-                             : done                 ? "it is the last step"
-                                                    : NULL;
-        nothing_to_save = !reason; // a signal ends it
+        const char *reason = stopped || signals_came() ? "the run was stopped"
+                             : done                    ? "it is the last step"
+                                                       : NULL;
+        signals_catch(reason != NULL); // else a signal ends it
         profile_report_energy(r->logger, t, c->profile_energy, reason);
     }
     char *sha256 = file_hash_finish(hash);
@@ -580,7 +543,7 @@ int main(int argc, char **argv)
     if (training)
         note_stop(&run.config, argc, argv);
     join_ranks(&run, training);
-    catch_signals(training);
+    signals_catch(training);
 #ifdef _OPENMP
     if (run.config.threads)
         omp_set_num_threads(run.config.threads);

@@ -16,11 +16,11 @@ q_backward_kernel 16 three CTAs a multiprocessor, 168 registers, for more loads 
 attention::dc_backward_queries_kernel<128> 28 two stages, as GPUs with 99 KB a block need (none with three)
 attention::dc_backward_queries_kernel<64> 16 the same
 load_kept_kernel<float> 8 three CTAs a multiprocessor, for more loads in flight; fp32 alone
-gate_backward_128_kernel<6> 68 model widths of 1025 to 1536, which no preset has
-gate_backward_128_kernel<8> 368 model widths of 1537 to 2048, which no preset has
-codes_gemm_kernel<sm80::E4m3 160 where codes go to the tensor cores as fp16 (9.0, 10.0): launched by tests alone; none elsewhere
+codes_gemm_kernel<sm80::E4m3 160 where ptxas lowers its products to fp16 (9.0 to 11.0): launched by tests alone
 sm80_qkv_heads_kernel<sm80::E4m3,128> 160 the same
 sm80_qkv_heads_kernel<sm80::E4m3,96> 160 the same
+gate_backward_128_kernel<6> 68 model widths of 1025 to 1536, which no preset has
+gate_backward_128_kernel<8> 368 model widths of 1537 to 2048, which no preset has
 __cuda_sm20_rcp_rn_f32_slowpath 12 the division in these two, for denormal numbers
 '
 

@@ -61,15 +61,25 @@ for (['9.0 80', '--portable'], ['8.0 40'], ['8.9 24'], ['12.0 32']) {
 
 # ---- products in FP8 ---------------------------------------------------------------------------------------------------
 
-# Which GPUs have units for them; and where cuBLASLt has no algorithm, the start notices it, and the values of the codes are multiplied.
-my ($units, $no_units, $no_algorithm) = ('on the FP8 units, products by cuBLASLt, FP8 MLP and QKV on the FP8 units by cuBLASLt',
-    map { "emulated in bf16 ($_), FP8 MLP and QKV emulated in bf16 ($_)" } 'no FP8 units', 'cuBLASLt has no algorithm for its products in FP8');
-for (['8.0 40', $no_units], ['8.9 24', $units], ['9.0 80', $units], ['12.0 32', $units], ['8.9 24', $no_algorithm], ['9.0 80', $no_algorithm]) {
-    my ($on, $said) = @$_;
-    local $ENV{NO_GPU_WITHOUT_FP8} = 1 if $said eq $no_algorithm;
-    my $decodes = grep { /decode_kernel/ } five_steps($on, qw(--preset 2026-08-06 --portable));
-    is(scalar(grep { slurp($_) =~ /FP8 head \Q$said\E,/ } logs("$dir/out$runs", 'jsonl')), 1, "the log says so: $said");
-    is($decodes, $said eq $units ? 0 : 1, 'and so it is');
+# Which GPUs have units for them, and by what; where cuBLASLt has no algorithm, the start notices it, and the values of the codes are multiplied.
+# The epilogues of mma.sync are taken where cuBLASLt has nothing faster.
+# Validation has its products in bf16.
+my @of_fp8 = qw(codes_gemm_kernel/E4m3 sm80_qkv_heads_kernel/bfloat16 sm80_qkv_heads_kernel/E4m3);
+my $no_algorithm = 'cuBLASLt has no algorithm for its products in FP8';
+for (['8.0 40', 'emulated in bf16 (no FP8 units)', 'emulated in bf16 (no FP8 units)', qw(decode_kernel codes_gemm_kernel/bfloat16 sm80_qkv_heads_kernel/bfloat16)],
+    ['8.9 24', 'on the FP8 units, products by cuBLASLt', 'on the FP8 units by mma.sync and cuBLASLt', @of_fp8],
+    ['9.0 80', 'on the FP8 units, products by cuBLASLt', 'on the FP8 units by cuBLASLt'],
+    ['12.0 32', 'on the FP8 units, products by cuBLASLt', 'on the FP8 units by mma.sync and cuBLASLt', @of_fp8],
+    ['8.9 24', "emulated in bf16 ($no_algorithm)",
+        'on the FP8 units by mma.sync, plain products emulated in bf16 (cuBLASLt has no algorithm for them in FP8)', 'decode_kernel', @of_fp8],
+    ['9.0 80', "emulated in bf16 ($no_algorithm)", "emulated in bf16 ($no_algorithm)", 'decode_kernel']) {
+    my ($on, $head, $mlp, @expected) = @$_;
+    local $ENV{NO_GPU_WITHOUT_FP8} = 1 if $head =~ /no algorithm/;
+    my @kernels = five_steps($on, qw(--preset 2026-08-06 --portable));
+    is(scalar(grep { slurp($_) =~ /FP8 head \Q$head, FP8 MLP and QKV $mlp\E[,;]/ } logs("$dir/out$runs", 'jsonl')), 1, "the log says so: $mlp");
+    my @found = grep { my ($name, $element) = split m{/}; grep { /\b\w*$name\w*/ && (!$element || /$element/) } @kernels }
+        'decode_kernel', map { ("$_/bfloat16", "$_/E4m3") } qw(codes_gemm_kernel sm80_qkv_heads_kernel);
+    is("@found", "@expected", 'and so it is: ' . (@expected ? "@expected" : 'none of them'));
 }
 
 # ---- the start ---------------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@
 // Variants: 0 no embedding; 1 gates of their own, key offset; 2 factors and a mixture, q, k and v in place,
 // heads of q and k of another width; 3 gates, paired, where the number of heads is even; 4 factors, key
 // offset, that width, paired; 5 gates, key offset, that width; 6 no embedding, paired; 7 factors, that width,
-// paired; 8 no embedding, that width; 9 gates. Then those of qkv_heads.
+// paired; 8 no embedding, that width; 9 gates. Then those of qkv_heads: with widths of their own, in place,
+// with a factor, in FP8.
 typedef struct {
     bool gates, factors, other_width, paired, offset, in_place, scaled, fp8;
 } HeadsVariant;

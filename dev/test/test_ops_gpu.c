@@ -484,6 +484,7 @@ static OpSizes sizes_for(Sizes z)
                      .eval_tokens = z.N,
                      .dim = z.H * z.e,
                      .heads = z.H,
+                     .key_dim = z.H * z.e,
                      .mlp_dim = z.F,
                      .vocab_padded = z.Vp,
                      .fp8_head = true,

@@ -20,6 +20,7 @@ typedef struct {
     int smaller[SMALLER_SIZES]; // others, whose products are to be timed at the start, too; 0: no more
     int eval_tokens;            // largest N of a forward-only sequence
     int dim, heads, mlp_dim, vocab_padded;
+    int key_dim;       // width of q and of k, with fp8_qkv
     int max_documents; // most documents in one packed sequence, 0: no limit known
     bool fp8_head, fp8_mlp, fp8_qkv;
     bool deterministic; // attention backward with a fixed order of sums; see ops.h

@@ -148,14 +148,14 @@ static int compute_taken(void)
 }
 
 bool device_has_fp8(void) { return compute_taken() >= FIRST_WITH_FP8; }
-bool device_library_has_mma(void)
+bool device_library_uses_mma(void)
 {
     int compute = compute_taken();
     return !device_has_wgmma() && (compute < HOPPER || compute >= GEFORCE_BLACKWELL);
 }
 bool device_has_fp8_mma(void)
 {
-    return device_library_has_mma() && device_has_fp8() && device_state.code >= 10 * FIRST_WITH_FP8;
+    return device_library_uses_mma() && device_has_fp8() && device_state.code >= 10 * FIRST_WITH_FP8;
 }
 
 const char *device_path(void)

@@ -16,10 +16,9 @@ bool device_has_wgmma(
     void); // Hopper's warpgroup products and tensor memory accelerator, compiled in (sm_90a)
 bool device_has_bulk_copies(void); // rows to shared memory by the copy engine: Hopper and later
 bool device_has_fp8(void);         // FP8 products on the tensor cores: Ada and later, portable or not
-// Whether the library's products are mma.sync, as those of the portable kernels: on the data center GPUs from
-// Hopper on it has faster ones, and theirs of FP8 has no tensor cores to go to (ptxas converts codes to
-// fp16).
-bool device_library_has_mma(void);
+// Whether cuBLASLt's products are mma.sync, as those of the portable kernels. On the data center GPUs from
+// Hopper on (9.0 to 11.0) they are faster ones, and ptxas lowers mma.sync of e4m3 to products in fp16.
+bool device_library_uses_mma(void);
 bool device_has_fp8_mma(void); // the same, and compiled for Ada or later: mma.sync of FP8
 
 bool stream_is_capturing(Stream s);

@@ -1,5 +1,6 @@
 // Epilogue of a product whose results are kept as e4m3 codes: relu^2 and its gradient, a vector of eight
-// products, rounded to bf16, a thread. Of kernels for any GPU; sm90_fp8_codes.cu has its own.
+// products, rounded to bf16, a thread. For the kernels that run on any GPU; those of sm90_fp8_codes.cu have
+// an epilogue of their own.
 #pragma once
 #include "llmc/cuda/gemm/fp8_codes.cuh"
 

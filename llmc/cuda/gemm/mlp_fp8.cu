@@ -79,18 +79,39 @@ static GemmShape units_weight_grad(const Fp8WeightGrad *g, int N)
     return shape;
 }
 
-// Times the products of N tokens; false: the library has no algorithm for one of them.
-static bool tune_products(const OpSizes *z, int N, bool units)
+// Whether relu^2 and codes are an epilogue of the sm80 GEMM; units: for products that the FP8 units take.
+static bool own_codes(bool units) { return units ? device_has_fp8_mma() : device_library_uses_mma(); }
+
+// Times one product on the FP8 units, or that of values, without which there is none.
+static void tune_product(int rows, int in, int out, bool units, bool residual)
 {
-    int d = z->dim, F = z->mlp_dim, most = min(N, SLAB_ROWS);
+    GemmShape g = product_shape(rows, in, out, units, residual);
+    if (!units)
+        gemm_tune(&g);
+    else
+        refused |= !gemm_try(&g);
+}
+
+static void tune_products(const OpSizes *z, int N, bool units)
+{
+    int d = z->dim, F = z->mlp_dim, key = z->key_dim, most = min(N, SLAB_ROWS);
     int rows = units ? N / FP8_ALIGN * FP8_ALIGN : most, slab = units ? most / FP8_ALIGN * FP8_ALIGN : most;
-    GemmShape g[] = {product_shape(rows, F, d, units, false), product_shape(rows, F, d, units, true),
-                     product_shape(slab, d, F, units, false)};
-    int count = device_library_has_mma() ? 2 : 3; // the last for codes
-    bool all = true;
-    for (int i = 0; i < count; i++)
-        all &= gemm_try(&g[i]);
-    return all;
+    for (int residual = 0; residual < 2 && z->fp8_mlp; residual++)
+        tune_product(rows, F, d, units, residual);
+    if (z->fp8_mlp && !own_codes(units))
+        tune_product(slab, d, F, units, false);
+    if (!z->fp8_qkv)
+        return;
+    tune_product(rows, d, key, units, false);
+    tune_product(rows, d, d, units, false);
+    tune_product(rows, 2 * key + d, d, units, false);
+}
+
+static void tune_all_products(const OpSizes *z, bool units)
+{
+    tune_products(z, z->tokens, units);
+    for (int i = 0; i < SMALLER_SIZES && z->smaller[i]; i++)
+        tune_products(z, z->smaller[i], units);
 }
 
 void mlp_fp8_reserve(const OpSizes *z)
@@ -102,21 +123,18 @@ void mlp_fp8_reserve(const OpSizes *z)
         return;
     Slab slab = lay_out(NULL);
     scratch_plan(SCRATCH_FP8_SLAB, slab_bytes(&slab));
-    if (z->tokens <= 0 || !z->fp8_mlp || device_has_wgmma())
+    if (z->tokens <= 0 || device_has_wgmma())
         return;
-    bool units = takes_units(FP8_ALIGN, z->dim, z->mlp_dim);
-    bool all = tune_products(z, z->tokens, units);
-    for (int i = 0; i < SMALLER_SIZES && z->smaller[i]; i++)
-        all &= tune_products(z, z->smaller[i], units);
-    refused = units && !all;
+    tune_all_products(z, takes_units(z->key_dim, z->dim, z->mlp_dim));
     if (refused)
-        tune_products(z, z->tokens, false);
+        tune_all_products(z, false);
 }
 
 const char *mlp_description(void)
 {
-    static char text[128];
+    static char text[160];
     const OpSizes *z = &device_state.sizes;
+    bool units = z->key_dim % FP8_ALIGN == 0 && z->dim % FP8_ALIGN == 0 && z->mlp_dim % FP8_ALIGN == 0;
     if (!z->fp8_mlp && !z->fp8_qkv)
         return "MLP in bf16";
     snprintf(text, sizeof text, "FP8 %s%s",
@@ -125,10 +143,13 @@ const char *mlp_description(void)
                           : "QKV",
              device_has_wgmma()  ? ", own product"
              : !device_has_fp8() ? " emulated in bf16 (no FP8 units)"
-             : refused           ? " emulated in bf16 (cuBLASLt has no algorithm for its products in FP8)"
-             : takes_units(FP8_ALIGN, z->dim, z->mlp_dim)
-                 ? " on the FP8 units by cuBLASLt"
-                 : " emulated in bf16 (widths that are no multiples of 16)");
+             : !units            ? " emulated in bf16 (widths that are no multiples of 16)"
+             : !device_has_fp8_mma()
+                 ? refused ? " emulated in bf16 (cuBLASLt has no algorithm for its products in FP8)"
+                           : " on the FP8 units by cuBLASLt"
+             : refused ? " on the FP8 units by mma.sync, plain products emulated in bf16 (cuBLASLt has no "
+                         "algorithm for them in FP8)"
+                       : " on the FP8 units by mma.sync and cuBLASLt");
     return text;
 }
 
@@ -231,16 +252,16 @@ static void codes_of_products(Stream s, const CodesEpilogue *e, const floatX *pr
 
 static void product_to_codes(Stream s, const Fp8Product *p, const CodesEpilogue *e)
 {
-    if (sm80_codes_of_codes(s, p, e))
+    if (sm80_gemm_codes_fp8(s, p, e))
         return;
     Slab slab = slab_with_alpha(s, p->scale_x, p->scale_w, p->alpha);
     int most = rows_of_slab(&slab, p), rows;
     for (int row = 0; row < p->N; row += rows) {
         CodesEpilogue from_row = codes_from(e, (int64_t)row * p->out);
-        if (device_library_has_mma()) {
+        if (own_codes(takes_units(FP8_ALIGN, p->in, p->out))) {
             rows = min(most, p->N - row);
             decode_operands(s, &slab, p, row, rows);
-            sm80_codes_of_values(s, p, &from_row, slab.x, slab.w, rows);
+            sm80_gemm_codes_bf16(s, p, &from_row, slab.x, slab.w, rows);
         } else {
             rows = rows_at_once(p, p->N - row, most, true);
             library_product(s, &slab, slab.products, p, NULL, row, rows);

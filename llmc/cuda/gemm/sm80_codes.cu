@@ -3,7 +3,8 @@
 //
 // To ldmatrix and cp.async two codes are one element of 16 bits: mma.m16n8k32 of bytes has its operands where
 // mma.m16n8k16 of bf16 has them, byte for byte. So a matrix of codes is one of half as many columns, and the
-// mainloop is the same but for that instruction.
+// mainloop is the same but for that instruction. Its sums stay in the tensor cores' own accumulator, narrower
+// than fp32, as those of cuBLASLt with fast accumulation do.
 #include "llmc/cuda/device/device.h"
 #include "llmc/cuda/gemm/sm80_codes.cuh"
 #include "llmc/cuda/gemm/sm80_gemm.cuh"
@@ -46,15 +47,14 @@ __device__ __forceinline__ uint32_t store_tile(const floatX *tile, const CodesEp
     return most;
 }
 
-// T: E4m3 or floatX, what the columns of p are.
-template <typename T, CodesKind KIND>
+template <typename Element, CodesKind KIND>
 __global__ __launch_bounds__(THREADS, CTAS) void codes_gemm_kernel(Sm80Product p, int col_tiles, Fp8Product q,
                                                                    CodesEpilogue e)
 {
     extern __shared__ __align__(128) floatX shared[];
     int row0 = blockIdx.x / col_tiles * TILE_ROWS, col0 = blockIdx.x % col_tiles * TILE_COLS;
     Sums<TILE_COLS> sum = {};
-    mainloop<W_BY_OUTPUT, true, T>(sum, shared, p, row0, col0);
+    mainloop<W_BY_OUTPUT, true, Element>(sum, shared, p, row0, col0);
     float factor = product_scale(q.scale_x, q.scale_w, q.alpha);
     stage_sums(shared, sum, [=](float x) { return x * factor; });
     __syncthreads();
@@ -63,27 +63,27 @@ __global__ __launch_bounds__(THREADS, CTAS) void codes_gemm_kernel(Sm80Product p
         amax_bits(e.amax, most);
 }
 
-template <typename T>
+template <typename Element>
 void launch_codes(Stream s, const Sm80Product &p, const Fp8Product *q, const CodesEpilogue *e)
 {
-    launch(e->kind == RELU2_KEPT ? codes_gemm_kernel<T, RELU2_KEPT>
-           : e->kind == RELU2    ? codes_gemm_kernel<T, RELU2>
-                                 : codes_gemm_kernel<T, GRADIENT>,
+    launch(e->kind == RELU2_KEPT ? codes_gemm_kernel<Element, RELU2_KEPT>
+           : e->kind == RELU2    ? codes_gemm_kernel<Element, RELU2>
+                                 : codes_gemm_kernel<Element, GRADIENT>,
            s, p, whole_col_tiles(p), *q, *e);
 }
 
 } // namespace
 
-bool sm80_codes_of_codes(Stream s, const Fp8Product *q, const CodesEpilogue *e)
+bool sm80_gemm_codes_fp8(Stream s, const Fp8Product *q, const CodesEpilogue *e)
 {
     Sm80Product p = {NULL, (const floatX *)q->x8, (const floatX *)q->w8, q->N, q->in / 2, q->out};
-    if (!device_has_fp8_mma() || q->in % 2 || !in_vectors(p))
+    if (!device_has_fp8_mma() || q->in % FP8_ALIGN || !in_vectors(p))
         return false;
     launch_codes<E4m3>(s, p, q, e);
     return true;
 }
 
-void sm80_codes_of_values(Stream s, const Fp8Product *q, const CodesEpilogue *e, const floatX *x,
+void sm80_gemm_codes_bf16(Stream s, const Fp8Product *q, const CodesEpilogue *e, const floatX *x,
                           const floatX *w, int N)
 {
     Sm80Product p = {NULL, x, w, N, q->in, q->out};

@@ -2,7 +2,8 @@
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
 
-// out (N, width) = epilogue of x (N, in) w, all bf16, any sizes and alignment.
+// out (N, width) = epilogue of x (N, in) w, all bf16, any sizes and alignment. Of e4m3 operands two codes
+// count as one element of 16 bits: `in` is half of the depth, and rows are whole vectors of 16 bytes.
 struct Sm80Product {
     floatX *out; // or NULL where the epilogue knows
     const floatX *x, *w;

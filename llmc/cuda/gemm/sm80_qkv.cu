@@ -1,7 +1,7 @@
-// sm80 QKV product with norm, rope, key offset and values in its epilogue, for heads of 128, of 96 those of q
-// and k: a tile has a head of 128 tokens. Operands are bf16 or, of pairs that rotate, e4m3 codes
-// (sm80_codes.cu). As in the passes of qkv.cu and heads.cu, which take other widths, sums are rounded to
-// bf16 first; here they do not go through memory: at d = 768 9.2 KB a token.
+// sm80 QKV product with norm, rope, key offset and values in its epilogue, for heads of 128, of q and k also
+// of 96: a tile is one head of 128 tokens. Operands are bf16 or, of pairs that rotate, e4m3 codes
+// (sm80_codes.cu). As in the passes of qkv.cu and heads.cu, which take other widths, sums are rounded to bf16
+// first; here they do not go through memory: at d = 768 9.2 KB a token.
 #include "llmc/cuda/device/device.h"
 #include "llmc/cuda/gemm/fp8_codes.cuh"
 #include "llmc/cuda/gemm/sm80_qkv.cuh"
@@ -17,12 +17,12 @@ using namespace sm80;
 enum { HEAD = TILE_COLS, NARROW = 96, PAIRS = HEAD / 16, VECTORS = HEAD / 8 };
 
 // A tile of the product, as bf16, in shared memory.
-template <typename T, int COLS>
+template <typename Element, int COLS>
 __device__ __forceinline__ void multiply(floatX *shared, const Sm80Product &p, int row0, int col0,
                                          float factor)
 {
     Sums<COLS> sum = {};
-    mainloop<W_BY_OUTPUT, true, T, COLS>(sum, shared, p, row0, col0);
+    mainloop<W_BY_OUTPUT, true, Element, COLS>(sum, shared, p, row0, col0);
     stage_sums<COLS>(shared, sum, [=](float x) { return x * factor; });
     __syncthreads();
 }
@@ -88,15 +88,15 @@ __device__ __forceinline__ void store_query_or_key(const HeadsForward &a, const 
 }
 
 // Factor of the sums: of codes their scales, too.
-template <typename T> __device__ __forceinline__ float sums_factor(const QkvHeadsForward &a)
+template <typename Element> __device__ __forceinline__ float sums_factor(const QkvHeadsForward &a)
 {
-    if (std::is_same<T, E4m3>::value)
+    if (std::is_same<Element, E4m3>::value)
         return product_scale(a.scale_x, a.scale_w, a.alpha);
     return a.alpha ? *a.alpha : 1;
 }
 
-// T: E4m3 or floatX, what the columns of p are; QK: width of a head of q and k.
-template <typename T, int QK>
+// QK: width of a head of q and k.
+template <typename Element, int QK>
 __global__ __launch_bounds__(THREADS, CTAS) void sm80_qkv_heads_kernel(Sm80Product p, int col_tiles,
                                                                        QkvHeadsForward whole, int H)
 {
@@ -104,11 +104,11 @@ __global__ __launch_bounds__(THREADS, CTAS) void sm80_qkv_heads_kernel(Sm80Produ
     const HeadsForward &a = whole.heads;
     int head = blockIdx.x % col_tiles, which = head / H, n = head % H,
         row0 = blockIdx.x / col_tiles * TILE_ROWS;
-    float factor = sums_factor<T>(whole);
+    float factor = sums_factor<Element>(whole);
     if (QK == HEAD || which == 2)
-        multiply<T, HEAD>(shared, p, row0, which < 2 ? head * HEAD : 2 * H * QK + n * HEAD, factor);
+        multiply<Element, HEAD>(shared, p, row0, which < 2 ? head * HEAD : 2 * H * QK + n * HEAD, factor);
     else
-        multiply<T, QK>(shared, p, row0, head * QK, factor);
+        multiply<Element, QK>(shared, p, row0, head * QK, factor);
 #pragma unroll 2
     for (int i = threadIdx.x; i < TILE_ROWS * VECTORS; i += THREADS) {
         int row = i / VECTORS, j = i % VECTORS, t = min(row0 + row, p.N - 1);
@@ -127,7 +127,7 @@ __global__ __launch_bounds__(THREADS, CTAS) void sm80_qkv_heads_kernel(Sm80Produ
 
 // Where the library's products are faster than mma.sync, they are by more than the pass costs: 245 us and 344
 // to 414 on an H200 (N 32768).
-bool takes(const Sm80Product &p, int e) { return e == HEAD && device_library_has_mma() && in_vectors(p); }
+bool takes(const Sm80Product &p, int e) { return e == HEAD && device_library_uses_mma() && in_vectors(p); }
 
 } // namespace
 

@@ -1,7 +1,8 @@
 // The tile of the sm80 GEMM and its mainloop: mma.sync, on any GPU since Ampere.
 //
-// Tile 128 x 128 x 32, 3 stages (cp.async), 4 warps with 64 x 64 sums each, two CTAs a multiprocessor, so
-// that one's epilogue runs beside the other's mainloop, in the 100 KB of shared memory of GeForce GPUs.
+// Tile 128 x 128 x 32 of bf16 (x 64 of e4m3), 3 stages (cp.async), 4 warps with 64 x 64 sums each, two CTAs a
+// multiprocessor, so that one's epilogue runs beside the other's mainloop, in the 100 KB of shared memory of
+// GeForce GPUs. With w by output a tile may have 96 columns, 48 of them a warp's.
 // Fragments of the next 16 of k are loaded under the products of these. Shared memory is swizzled: 16-byte
 // chunks of a row are permuted by the row's number, so that the eight rows that ldmatrix reads together lie
 // on different banks. The result goes through shared memory, in bf16, and is stored row by row.
@@ -91,9 +92,8 @@ template <int ROWS, int ROW_CHUNKS, bool VECTORS> struct Loader {
 
 // ---- mainloop ---------------------------------------------------------------------------------------------
 
-// Tiles have COLS columns, TILE_COLS or, of w by output, 96. A warp has half of them.
-//
-// A warp's operands of 16 of k: blocks of 16 rows of x, of 16 columns of w.
+// A warp's operands of 16 elements of k: blocks of 16 rows of x, of 16 columns of w. COLS: of the tile; a
+// warp has half of them.
 template <int COLS> struct Fragments {
     uint32_t x[4][4], w[COLS / 32][4];
 };
@@ -125,18 +125,18 @@ static __device__ __forceinline__ void load_fragments(Fragments<COLS> &f, const 
 // Blocks of 16 rows, of 8 columns; in a block as mma leaves them.
 template <int COLS> using Sums = float[4][COLS / 16][4];
 
-// T: floatX; or E4m3, for which two codes count as one element of x and w.
-template <typename T, int COLS>
+// Element: floatX or E4m3.
+template <typename Element, int COLS>
 static __device__ __forceinline__ void add_products(Sums<COLS> &sum, const Fragments<COLS> &f)
 {
 #pragma unroll
     for (int m = 0; m < 4; m++)
 #pragma unroll
         for (int n = 0; n < COLS / 16; n++)
-            mma<T>(sum[m][n], f.x[m], f.w[n / 2][n % 2 * 2], f.w[n / 2][n % 2 * 2 + 1]);
+            mma<Element>(sum[m][n], f.x[m], f.w[n / 2][n % 2 * 2], f.w[n / 2][n % 2 * 2 + 1]);
 }
 
-template <WLayout W, bool VECTORS, typename T = floatX, int COLS = TILE_COLS>
+template <WLayout W, bool VECTORS, typename Element = floatX, int COLS = TILE_COLS>
 static __device__ __forceinline__ void mainloop(Sums<COLS> &sum, floatX *shared, const Sm80Product &p,
                                                 int row0, int col0)
 {
@@ -172,13 +172,13 @@ static __device__ __forceinline__ void mainloop(Sums<COLS> &sum, floatX *shared,
     load_fragments<W, COLS>(now, stage(0), stage(0) + X_ELEMENTS, 0);
     for (int step = 0; step < steps; step++) {
         load_fragments<W, COLS>(next, stage(step), stage(step) + X_ELEMENTS, 1);
-        add_products<T, COLS>(sum, now);
+        add_products<Element, COLS>(sum, now);
         wait_loads<STAGES - 2>();
         __syncthreads(); // the next stage is full, and all warps have read this one
         load();
         // after the last step these are not used
         load_fragments<W, COLS>(now, stage(step + 1), stage(step + 1) + X_ELEMENTS, 0);
-        add_products<T, COLS>(sum, next);
+        add_products<Element, COLS>(sum, next);
     }
     wait_loads<0>();
     __syncthreads();

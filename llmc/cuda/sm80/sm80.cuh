@@ -62,7 +62,7 @@ static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4]
 #if __CUDA_ARCH__ >= 890
         MMA("m16n8k32", "e4m3");
 #else
-        __trap(); // never launched: the code's compute capability decides (sm80_codes.cu)
+        __trap(); // never launched: device_has_fp8_mma
 #endif
     } else if constexpr (std::is_same<T, __half>::value) {
         MMA("m16n8k16", "f16");

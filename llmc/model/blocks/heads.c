@@ -271,7 +271,7 @@ static void prepare_heads(const Pass *p, int i, const HeadsWeights *w, const Blo
     if (!pass_runs(p->a,
                    USES(l->q, l->k, l->rstd_q, l->rstd_k, qkv.x, qkv.x8, v->extra, v->gate, v->h, v->factor)))
         return;
-    if (p->b->texts.cache) // few rows
+    if (p->b->texts.cache) // a row a text: products of so few rows are cuBLASLt's
         qkv_heads_apart(p->products, &qkv, N, H, e);
     else
         qkv_heads_forward(p->products, &qkv, N, H, e);
