@@ -42,8 +42,8 @@
     X(heads_output_backward) \
     X(attention_table_ints) X(attention_table_build) X(sdpa_forward) X(sdpa_scratch_bytes) \
     X(sdpa_backward) X(dc_forward) X(dc_backward) X(sdpa_decode) X(attention_decode) X(dc_decode) \
-    X(dc_scratch_bytes) X(quantize_e4m3) X(quantize_codes) X(scale_quotient) X(scales_follow) X(matmul_fp8_relu2_codes) \
-    X(matmul_fp8_relu2_backward)
+    X(dc_scratch_bytes) X(quantize_e4m3) X(quantize_codes) X(scale_quotient) X(scales_follow) \
+    X(matmul_fp8_relu2_codes) X(matmul_fp8_relu2_backward)
 // clang-format on
 #include "dev/test/head_specs.h"
 #include "dev/test/ops_library.h"

@@ -153,9 +153,8 @@ bool sm80_qkv_heads(Stream s, const QkvHeadsForward *a, int N, int H, int e)
     if (!takes(p, e) || (qk != HEAD && !narrow) || (codes && !device_has_fp8_mma()) ||
         (int64_t)N * H * VECTORS > INT32_MAX)
         return false;
-    auto kernel = codes    ? narrow ? sm80_qkv_heads_kernel<E4m3, NARROW> : sm80_qkv_heads_kernel<E4m3, HEAD>
-                     : narrow ? sm80_qkv_heads_kernel<floatX, NARROW>
-                           : sm80_qkv_heads_kernel<floatX, HEAD>;
-    launch(kernel, s, p, 3 * H, *a, H);
+    auto of_codes = narrow ? sm80_qkv_heads_kernel<E4m3, NARROW> : sm80_qkv_heads_kernel<E4m3, HEAD>,
+         of_bf16 = narrow ? sm80_qkv_heads_kernel<floatX, NARROW> : sm80_qkv_heads_kernel<floatX, HEAD>;
+    launch(codes ? of_codes : of_bf16, s, p, 3 * H, *a, H);
     return true;
 }
