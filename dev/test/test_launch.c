@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <net/if.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -82,6 +83,7 @@ typedef enum {
     KILLED,
     KILLED_TO,
     HANG,
+    HANG_IN_TENSOR,
     FATAL_ALL,
     ENDS,
     OUT_OF_STEP,
@@ -102,6 +104,39 @@ typedef struct {
 static volatile sig_atomic_t interrupted;
 static void on_signal(int number) { (void)number, interrupted++; }
 
+static pthread_t main_thread;
+static void stand_still(int number)
+{
+    (void)number;
+    for (;;)
+        pause();
+}
+
+static void *interrupt_main_thread(void *unused)
+{
+    (void)unused;
+    wait_ms(300);
+    pthread_kill(main_thread, SIGUSR1);
+    return NULL;
+}
+
+// The rank of the plan stands still when a part of its tensor is on the way: rank 0 does not read before.
+static void hang_in_tensor(const Plan *p, Control *c)
+{
+    enum { COUNT = 1 << 23 }; // floats: more than the buffers of a socket hold
+    static float tensor[COUNT];
+    pthread_t thread;
+    if (c->rank == p->rank) {
+        signal(SIGUSR1, stand_still);
+        main_thread = pthread_self();
+        if (pthread_create(&thread, NULL, interrupt_main_thread, NULL))
+            fatal(EXIT_BAD_INPUT, "no thread");
+    }
+    if (!c->rank)
+        wait_ms(600);
+    control_all_reduce(c, tensor, COUNT);
+}
+
 static void meet_fate(const Plan *p, Control *c, int step)
 {
     bool disk = step == 5 && (p->fate == SLOW_DISK || p->fate == STUCK_DISK);
@@ -117,6 +152,8 @@ static void meet_fate(const Plan *p, Control *c, int step)
         fatal(EXIT_BAD_INPUT, "no such shard");
     if (step == 5 && p->fate == KILLED_TO && c->rank <= p->rank)
         kill(getpid(), SIGKILL); // rank 0 to p->rank at once
+    if (step == 5 && p->fate == HANG_IN_TENSOR)
+        hang_in_tensor(p, c);
     if (step != 5 || c->rank != p->rank)
         return;
     if (p->fate == FATAL)
@@ -355,6 +392,8 @@ static void test_tcp(int port)
     p.timeout = 2;
     const char *line = "(rank 0): error: no progress for 2 s (--timeout), waiting for rank 2";
     expect("TCP: a rank that hangs", run_ranks(&p, -1, 20), 1, line, 6);
+    p.fate = HANG_IN_TENSOR;
+    expect("TCP: a rank that hangs amid a tensor", run_ranks(&p, -1, 20), 1, line, 6);
     p.fate = SLOW_DISK;
     p.timeout = 1;
     expect("TCP: a save that takes longer than the time-out", run_ranks(&p, -1, 20), 0, NULL, 15);

@@ -107,18 +107,21 @@ static void peer_lost(int r)
 // All of it, to or from rank r.
 static bool transfer(Control *c, int r, void *buf, size_t bytes, bool out)
 {
-    for (size_t done = 0; done < bytes;) {
+    size_t done = 0;
+    c->waiting_for = r;
+    while (done < bytes) {
         char *at = (char *)buf + done;
         ssize_t n =
             out ? send(c->fd[r], at, bytes - done, MSG_NOSIGNAL) : recv(c->fd[r], at, bytes - done, 0);
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return false;
+            break;
         done += (size_t)n;
         atomic_fetch_add(&c->place->progress, 1);
     }
-    return true;
+    c->waiting_for = 0;
+    return done == bytes;
 }
 
 static bool send_all(Control *c, int r, const void *buf, size_t bytes)
@@ -142,10 +145,8 @@ static void send_frame(Control *c, int r, Kind kind, const void *buf, size_t byt
 static size_t receive_header(Control *c, int r, Kind kind, size_t least, size_t most)
 {
     Frame f;
-    c->waiting_for = r;
     if (!receive_all(c, r, &f, sizeof f))
         peer_lost(r);
-    c->waiting_for = 0;
     if (f.kind == ABORT)
         leave_quietly(c);
     if (f.kind != kind || f.call != c->calls)

@@ -24,7 +24,7 @@ typedef struct {
     int listener;      // TCP, rank 0: late-comers are told that the port is taken; -1: none
     uint32_t calls;    // collective calls so far
     RankPlace own_place, *place; // place: own_place, or memory that the parent sees
-    _Atomic int waiting_for;     // rank 0: the rank it is receiving from; 0: none
+    _Atomic int waiting_for;     // rank 0: the rank it receives from or sends to; 0: none
     _Atomic int closing;
     _Atomic int bulk; // a tensor is being sent, for which a rank that still computes lets us wait
     float *sums;      // rank 0: room for the chunk of another rank, sums_count floats; owned by the channel
