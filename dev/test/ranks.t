@@ -15,6 +15,7 @@ use FindBin;
 use lib $FindBin::Bin;
 use TrainTest;
 use Test::More;
+use Fcntl ();
 use Time::HiRes qw(sleep time);
 
 plan skip_all => "$trainer is missing: run make" if !-x $trainer;
@@ -171,7 +172,7 @@ sub fails {
 my @usual = ('--out', "$dir/bad");
 fails("$_ ranks", qr/--ranks $_: must be 1, 2, 4 or 8/, 20, start($trainer, @tiny, @usual, '--ranks', $_)) for 3, 5, 6, 7;
 fails('more ranks than micro-batches', qr/--ranks 4: .* --micro-batches 2/, 20, start($trainer, @tiny, @usual, qw(--ranks 4 --micro-batches 2)));
-fails('what all ranks meet is told once', qr/rank 0.*: no file matches/, 20, start($trainer, @tiny, '--ranks', 4, '--train-files', "$dir/none.bin"));
+fails('what all ranks meet is told once', qr/\(rank \d\).*: no file matches/, 20, start($trainer, @tiny, '--ranks', 4, '--train-files', "$dir/none.bin"));
 # Options that differ from rank 0's: a wrong loss, a rank that waits for ever, an array that is too short, if nobody looked.
 fails("a rank with another @$_[0]", qr/rank 1 was started with other options/, 20, started(\@usual, [@usual, @$_]))
     for [qw(--seed 5)], [qw(--muon-rate 0.1)], [qw(--val-every 7)], [qw(--mlp-dim 256)], [qw(--num-scheduled 12)];
@@ -191,22 +192,33 @@ sub wait_for_steps {
     sleep 0.02 while time < $end && !losses("$dir/$name")->{3};
 }
 
-sub ranks_of { my ($run) = @_; return map { (slurp("$_/stat") =~ /^(\d+) \(.*\) \S (\d+)/ && $2 == $run->{pid}) ? $1 : () } glob '/proc/[0-9]*' }
+# The processes of a run's ranks, rank 0 first: by when they were started.
+sub ranks_of {
+    my ($run) = @_;
+    my %began = map { (slurp("$_/stat") =~ /^(\d+) \(.*\) \S (\d+)(?: \S+){17} (\d+)/ && $2 == $run->{pid}) ? ($1 => $3) : () } glob '/proc/[0-9]*';
+    return sort { $began{$a} <=> $began{$b} || $a <=> $b } keys %began;
+}
 
 my $run = start($trainer, @tiny, long('killed'), '--ranks', 2);
 wait_for_steps('killed');
-kill 'KILL', (sort { $a <=> $b } ranks_of($run))[1];
+kill 'KILL', (ranks_of($run))[1];
 fails('a rank that is killed', qr/\(rank 1\): error: killed by signal 9/, 10, $run);
-$run = start($trainer, @tiny, long('standstill'), qw(--ranks 2 --timeout 5)); # a busy machine can need seconds for a step
-wait_for_steps('standstill');
-kill 'STOP', (sort { $a <=> $b } ranks_of($run))[1];
-fails('a rank that stands still', qr/\(rank 1\): error: no progress for 5 s \(--timeout\)/, 15, $run);
-my @runs = started([long('outside'), '--timeout', 5], [long('outside'), '--timeout', 5]);
-wait_for_steps('outside');
-kill 'STOP', $runs[1]{pid};
-fails('one of those that something has started', qr/\(rank 0\): error: no progress for 5 s \(--timeout\), waiting for rank 1/, 15, $runs[0]);
-kill 'KILL', $runs[1]{pid};
-finish($runs[1], 10);
+for ([2, 1], [4, 0]) {
+    my ($ranks, $stops) = @$_;
+    $run = start($trainer, @tiny, long("standstill $stops"), '--ranks', $ranks, qw(--timeout 5)); # a busy machine can need seconds for a step
+    wait_for_steps("standstill $stops");
+    kill 'STOP', (ranks_of($run))[$stops];
+    fails("rank $stops of $ranks stands still", qr/\(rank $stops\): error: no progress for 5 s \(--timeout\)/, 30, $run);
+}
+for my $stops (1, 0) {
+    my @runs = started(([long("outside $stops"), '--timeout', 5]) x 2);
+    my $other = 1 - $stops;
+    wait_for_steps("outside $stops");
+    kill 'STOP', $runs[$stops]{pid};
+    fails("rank $stops of those that something has started", qr/\(rank $other\): error: no progress for 5 s \(--timeout\), waiting for rank $stops/, 30, $runs[$other]);
+    kill 'KILL', $runs[$stops]{pid};
+    finish($runs[$stops], 10);
+}
 
 # ---- how they are started ----------------------------------------------------------------------------------------------
 
@@ -235,6 +247,20 @@ for my $by ('--ranks', 'something') {
     my @ends = map { [(finish($_, 20))[0, 2]] } @group;
     is(join('', map { $_->[1] } @ends), $answer, "ranks that $by has started answer Ctrl-C once");
     is(scalar(grep { $_->[0] eq '3' } @ends), scalar @group, 'and all end with status 3');
+}
+
+# It ends `| tee log`, too, often first: nobody reads the answer then, and the ranks save all the same.
+for my $ranks (1, 2) {
+    my $name = "pipe $ranks";
+    pipe(my $reader, my $writer) or die "pipe: $!";
+    fcntl $writer, Fcntl::F_SETFD, 0;
+    $run = start('sh', '-c', 'exec "$@" >&' . fileno($writer) . ' 2>&1', 'sh', $trainer, @tiny, long($name), '--ranks', $ranks);
+    close $writer;
+    wait_for_steps($name);
+    close $reader;
+    kill 'TERM', $run->{pid};
+    is((finish($run, 60))[0], 3, "$ranks ranks are asked to end when nobody reads what they say");
+    ok(newest("$dir/$name"), 'and save');
 }
 
 # Ranks that something has started may have nothing to share.

@@ -57,7 +57,7 @@ static int launch(const CommOptions *o)
         note("%s", c.why);
     if (c.count == 1)
         return c.device[0];
-    launch_ranks(&control, c.count, o->timeout, o->nothing_to_save);
+    launch_ranks(&control, c.count, o->timeout);
     set_program_name("train_gpt", control.rank);
     share_cores(c.count);
     control_watch(&control, 0, comm_failure);
@@ -121,6 +121,12 @@ void comm_step(int step) { control_step(&control, step); }
 void comm_patience(bool on) { control_patience(&control, on); }
 bool comm_interrupted(void) { return launch_interrupted(); }
 void comm_saved(void) { launch_saved(); }
+
+void comm_begins(void)
+{
+    comm_barrier();
+    launch_begins();
+}
 
 void comm_answer(void)
 {

@@ -15,7 +15,6 @@ typedef struct {
     int device;                // --device; -1: not given
     int micro_batches;         // of a step, over all ranks
     double timeout;            // seconds without progress after which all ranks are ended
-    bool nothing_to_save;      // the first request to stop ends all ranks at once
     uint64_t program, options; // hashes: ranks that something else has started must agree on them
 } CommOptions;
 // Once the options are known, before any thread exists or device is touched: starts the ranks, or meets those
@@ -30,6 +29,7 @@ void comm_close(void);
 void comm_step(int step); // for whoever watches the ranks: this one is alive, and at this step
 void comm_patience(
     bool on); // collective: what one rank does from here on may take long, and the others wait; or no longer
+void comm_begins(void);      // collective: the first step; before it a request to stop ends all ranks at once
 bool comm_interrupted(void); // the program was asked to stop, as its launching process knows
 void comm_answer(void);      // to the first such request, in its handler: a line, of one process alone
 void comm_saved(void);       // no step is left, and all is saved: a request has no answer any more

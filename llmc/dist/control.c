@@ -27,11 +27,13 @@ void control_init(Control *c, int rank, int size)
     c->rank = rank;
     c->size = size;
     c->listener = -1;
-    c->own_place.step = -1;
+    control_place_init(&c->own_place);
     c->place = &c->own_place;
     for (int r = 0; r < MAX_RANKS; r++)
         c->fd[r] = -1;
 }
+
+void control_place_init(RankPlace *p) { *p = (RankPlace){.step = -1, .waiting_for = -1}; }
 
 void control_place_text(const RankPlace *p, char *out, size_t capacity)
 {
@@ -108,7 +110,7 @@ static void peer_lost(int r)
 static bool transfer(Control *c, int r, void *buf, size_t bytes, bool out)
 {
     size_t done = 0;
-    c->waiting_for = r;
+    c->place->waiting_for = r;
     while (done < bytes) {
         char *at = (char *)buf + done;
         ssize_t n =
@@ -120,7 +122,7 @@ static bool transfer(Control *c, int r, void *buf, size_t bytes, bool out)
         done += (size_t)n;
         atomic_fetch_add(&c->place->progress, 1);
     }
-    c->waiting_for = 0;
+    c->place->waiting_for = -1;
     return done == bytes;
 }
 
@@ -166,10 +168,16 @@ static void receive_frame(Control *c, int r, Kind kind, void *buf, size_t bytes)
         peer_lost(r);
 }
 
+static void move_on(Control *c)
+{
+    atomic_fetch_add(&c->place->progress, 1);
+    atomic_fetch_add(&c->place->calls, 1);
+}
+
 static void begin_call(Control *c)
 {
     c->calls++;
-    atomic_fetch_add(&c->place->progress, 1);
+    move_on(c);
 }
 
 // ---- collective calls -------------------------------------------------------------------------------------
@@ -380,6 +388,7 @@ static struct {
     const char *(*check)(void);
     pthread_t thread;
     bool runs;
+    _Atomic bool ends;
 } watch;
 
 // The other side has closed. Its last words may still be unread, and the program's own thread may be waiting
@@ -456,15 +465,16 @@ static void look_for_silence(Control *c)
     }
 }
 
-// Rank 0 knows for whom it waits and speaks first.
+// Rank 0 knows for whom all wait and speaks first. It may begin to wait up to a time-out later than another
+// rank, as its work may take that long.
 static void look_for_standstill(Control *c, double idle)
 {
     double limit = control_place_limit(c->place, watch.timeout);
-    if (watch.timeout <= 0 || idle < limit + (c->rank ? 2 : 0) || c->closing)
+    int other = c->place->waiting_for;
+    if (watch.timeout <= 0 || idle < (c->rank ? 2 * limit + 2 : limit))
         return;
-    if (c->waiting_for)
-        fatal(EXIT_BAD_INPUT, "no progress for %.0f s (--timeout), waiting for rank %d", limit,
-              c->waiting_for);
+    if (other >= 0)
+        fatal(EXIT_BAD_INPUT, "no progress for %.0f s (--timeout), waiting for rank %d", limit, other);
     fatal(EXIT_BAD_INPUT, "no progress for %.0f s (--timeout)", limit);
 }
 
@@ -474,8 +484,11 @@ static void *watch_thread(void *unused)
     Control *c = watch.channel;
     double idle = 0, last = seconds_now();
     int64_t seen = -1;
-    while (!c->closing) {
-        look_at_sockets(c, 100);
+    while (!watch.ends) {
+        if (c->closing)
+            sleep_seconds(0.1);
+        else
+            look_at_sockets(c, 100);
         look_for_silence(c);
         const char *failure = watch.check ? watch.check() : NULL;
         if (failure && !c->closing) {
@@ -499,6 +512,7 @@ void control_watch(Control *c, double timeout, const char *(*check)(void))
     watch.channel = c;
     watch.timeout = timeout;
     watch.check = check;
+    watch.ends = false;
     watch.runs = !pthread_create(&watch.thread, NULL, watch_thread, NULL);
     if (!watch.runs)
         fatal(EXIT_BAD_INPUT, "cannot start the thread that watches the other ranks");
@@ -507,13 +521,13 @@ void control_watch(Control *c, double timeout, const char *(*check)(void))
 void control_step(Control *c, int step)
 {
     c->place->step = step;
-    atomic_fetch_add(&c->place->progress, 1);
+    move_on(c);
 }
 
 void control_patience(Control *c, bool on)
 {
     c->place->patience = on ? PATIENCE : 0;
-    atomic_fetch_add(&c->place->progress, 1);
+    move_on(c);
 }
 
 void control_close(Control *c)
@@ -521,6 +535,7 @@ void control_close(Control *c)
     control_patience(c, true); // they may wait for rank 0, which writes a sample
     c->closing = 1;            // from here on an end of a connection is what all expect
     control_barrier(c);
+    watch.ends = true;
     if (watch.runs)
         pthread_join(watch.thread, NULL);
     watch.runs = false;

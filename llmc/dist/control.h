@@ -13,9 +13,11 @@ enum { MAX_RANKS = 64 };
 
 // Where a rank is, for whoever watches it.
 typedef struct {
-    _Atomic int64_t progress; // moves with every call and step
+    _Atomic int64_t progress; // moves with every call and step, and with every piece of a tensor
+    _Atomic int64_t calls;    // and steps
     _Atomic int step;         // -1 before the first
     _Atomic int patience;     // what it does may take this many time-outs; 0 is 1
+    _Atomic int waiting_for;  // the rank that it receives from or sends to; -1: none
 } RankPlace;
 
 typedef struct {
@@ -24,13 +26,13 @@ typedef struct {
     int listener;      // TCP, rank 0: late-comers are told that the port is taken; -1: none
     uint32_t calls;    // collective calls so far
     RankPlace own_place, *place; // place: own_place, or memory that the parent sees
-    _Atomic int waiting_for;     // rank 0: the rank it receives from or sends to; 0: none
     _Atomic int closing;
     _Atomic int bulk; // a tensor is being sent, for which a rank that still computes lets us wait
     float *sums;      // rank 0: room for the chunk of another rank, sums_count floats; owned by the channel
     int64_t sums_count;
 } Control;
 
+void control_place_init(RankPlace *p);
 // "at step 17", for messages. out: a string
 void control_place_text(const RankPlace *p, char *out, size_t capacity);
 // The seconds without progress after which such a rank stands still.

@@ -91,7 +91,7 @@ typedef struct {
 
 typedef struct {
     _Atomic int first_failed; // 1 + the rank whose message came first; 0: none
-    _Atomic int interrupted, saved;
+    _Atomic int begun, interrupted, saved;
     RankState rank[MAX_RANKS];
 } Shared;
 
@@ -111,6 +111,12 @@ void launch_answer(void)
         (void)written; // a terminal may be gone
     }
     errno = code;
+}
+
+void launch_begins(void)
+{
+    if (shared)
+        shared->begun = 1;
 }
 
 void launch_saved(void)
@@ -134,7 +140,6 @@ static void report(int status, const char *message) // fatal() in a rank
 typedef struct {
     int size, left, status;
     pid_t pid[MAX_RANKS], parent; // 0: has ended
-    bool nothing_to_save;
     double timeout, idle[MAX_RANKS], interrupted_at;
     int64_t seen[MAX_RANKS];
 } Watch;
@@ -199,11 +204,12 @@ static void reap(Watch *w)
                 on_end(w, r, status);
 }
 
-// A second request ends everything without saving, and so does the first where there is nothing to save. What
-// comes within half a second of the first is the same one: it is often sent to the parent and to its group.
+// A second request ends everything without saving, and so does the first before there is something to save.
+// What comes within half a second of the first is the same one: it is often sent to the parent and to its
+// group.
 static void on_interrupt(Watch *w)
 {
-    if (w->nothing_to_save || (shared->interrupted && seconds_now() - w->interrupted_at > 0.5)) {
+    if (!shared->begun || (shared->interrupted && seconds_now() - w->interrupted_at > 0.5)) {
         end_all(w);
         exit(EXIT_INTERRUPTED);
     }
@@ -214,9 +220,45 @@ static void on_interrupt(Watch *w)
     shared->interrupted = 1;
 }
 
-static void look_for_standstill(Watch *w, double seconds)
+// Whether somebody has stopped the process, as a debugger or SIGSTOP does.
+static bool is_stopped(pid_t pid)
+{
+    char path[64], line[256] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return false;
+    const char *name_end = fgets(line, sizeof line, f) ? strrchr(line, ')') : NULL;
+    fclose(f);
+    return name_end && (name_end[2] == 'T' || name_end[2] == 't');
+}
+
+// Of two ranks: whether the others rather wait for a than for b. One that is stopped may be amid a transfer
+// with one that is not; one that waits in the control channel waits for another; of the rest the one with the
+// fewest calls is behind.
+static bool is_behind(const Watch *w, int a, int b)
+{
+    bool stopped[2] = {is_stopped(w->pid[a]), is_stopped(w->pid[b])};
+    const RankPlace *p = &shared->rank[a].place, *q = &shared->rank[b].place;
+    bool waits[2] = {p->waiting_for >= 0, q->waiting_for >= 0};
+    if (stopped[0] != stopped[1])
+        return stopped[0];
+    if (waits[0] != waits[1])
+        return waits[1];
+    return p->calls < q->calls;
+}
+
+static int rank_behind(const Watch *w)
 {
     int behind = -1;
+    for (int r = 0; r < w->size; r++)
+        if (w->pid[r] && (behind < 0 || is_behind(w, r, behind)))
+            behind = r;
+    return behind;
+}
+
+static void look_for_standstill(Watch *w, double seconds)
+{
     double stuck = 0;
     for (int r = 0; r < w->size; r++) {
         if (!w->pid[r])
@@ -227,20 +269,19 @@ static void look_for_standstill(Watch *w, double seconds)
         double limit = control_place_limit(&shared->rank[r].place, w->timeout);
         if (w->idle[r] > limit)
             stuck = limit;
-        if (behind < 0 || now < shared->rank[behind].place.progress)
-            behind = r;
     }
     if (!(stuck > 0))
         return;
     char cause[128];
     snprintf(cause, sizeof cause, "no progress for %.0f s (--timeout); the others wait for this rank", stuck);
-    fail(w, behind, EXIT_BAD_INPUT, cause);
+    fail(w, rank_behind(w), EXIT_BAD_INPUT, cause);
 }
 
 static void supervise(Watch *w, const sigset_t *signals)
 {
     struct timespec tick = {.tv_nsec = 100000000};
     double last = seconds_now();
+    signal(SIGPIPE, SIG_IGN); // Ctrl-C ends the reader of a pipe, too, while ranks still save
     while (w->left) {
         int signal = sigtimedwait(signals, NULL, &tick);
         if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP)
@@ -303,20 +344,16 @@ static void watched_signals(sigset_t *signals)
         sigaddset(signals, SIGHUP); // nohup: a terminal that is closed is no request
 }
 
-void launch_ranks(Control *c, int size, double timeout, bool nothing_to_save)
+void launch_ranks(Control *c, int size, double timeout)
 {
     static int pair[MAX_RANKS][2];
-    Watch w = {.size = size,
-               .left = size,
-               .parent = getpid(),
-               .timeout = timeout,
-               .nothing_to_save = nothing_to_save};
+    Watch w = {.size = size, .left = size, .parent = getpid(), .timeout = timeout};
     sigset_t signals, before;
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED)
         fatal(EXIT_BAD_INPUT, "cannot share memory among the ranks: %s", strerror(errno));
     for (int r = 0; r < size; r++)
-        shared->rank[r].place.step = -1;
+        control_place_init(&shared->rank[r].place);
     make_sockets(size, pair);
     signal(SIGCHLD, SIG_DFL); // whoever started us may have ignored it, and children would then vanish
                               // without a status

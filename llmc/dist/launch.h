@@ -23,9 +23,10 @@ bool launch_ranks_fit(int ranks, int micro_batches);
 // Forks c->size ranks; call before any thread or device exists. Returns in every rank, with the control
 // channel connected; never in the parent, which exits with the status of the whole: 0, EXIT_INTERRUPTED, or
 // that of the rank that failed first.
-//   nothing_to_save  the first request to stop ends all at once; else it is handed on, and the second one
-//                    does
-void launch_ranks(Control *c, int size, double timeout, bool nothing_to_save);
+void launch_ranks(Control *c, int size, double timeout);
+// In a rank: from here on there is something to save. The first request to stop is handed on, and the second
+// ends all at once; before, the first one does.
+void launch_begins(void);
 // In a rank: the parent was asked to stop. False in a program that was not launched.
 bool launch_interrupted(void);
 // Answers the first request to stop at once, as the step may take minutes: a line on stderr. Safe in a signal

@@ -5,7 +5,7 @@
 
 static volatile sig_atomic_t interrupted;
 static double interrupted_at;
-static bool nothing_to_save;
+static volatile sig_atomic_t nothing_to_save;
 
 // What comes within half a second of the first is the same request: timeout(1) and batch systems send it to
 // the process and to its group.
