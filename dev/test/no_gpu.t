@@ -58,6 +58,8 @@ for (['9.0 80', '--portable'], ['8.0 40'], ['8.9 24'], ['12.0 32']) {
     my ($on, @options) = @$_;
     is(scalar(grep { /$of_hopper/ } five_steps($on, '--preset', $_, @options)), 0, 'with kernels for all GPUs') for qw(2025-11-18 2026-08-06);
 }
+my ($log) = map { slurp($_) } logs("$dir/out$runs", 'jsonl');
+like($log, qr/attention forward by [^(]+ for any GPU \(not cuDNN: not used for this network's heads\)/, 'and no plan of cuDNN where no op would take it');
 
 # ---- products in FP8 ---------------------------------------------------------------------------------------------------
 
@@ -66,19 +68,22 @@ for (['9.0 80', '--portable'], ['8.0 40'], ['8.9 24'], ['12.0 32']) {
 # Validation has its products in bf16.
 my @of_fp8 = qw(codes_gemm_kernel/E4m3 sm80_qkv_heads_kernel/bfloat16 sm80_qkv_heads_kernel/E4m3);
 my $no_algorithm = 'cuBLASLt has no algorithm for its products in FP8';
-for (['8.0 40', 'emulated in bf16 (no FP8 units)', 'emulated in bf16 (no FP8 units)', qw(decode_kernel codes_gemm_kernel/bfloat16 sm80_qkv_heads_kernel/bfloat16)],
+for (['8.0 40', 'emulated in bf16 (no FP8 units)', 'emulated in bf16 (no FP8 units)', qw(decode_kernel decode_columns_kernel codes_gemm_kernel/bfloat16 sm80_qkv_heads_kernel/bfloat16)],
     ['8.9 24', 'on the FP8 units, products by cuBLASLt', 'on the FP8 units by mma.sync and cuBLASLt', @of_fp8],
     ['9.0 80', 'on the FP8 units, products by cuBLASLt', 'on the FP8 units by cuBLASLt'],
     ['12.0 32', 'on the FP8 units, products by cuBLASLt', 'on the FP8 units by mma.sync and cuBLASLt', @of_fp8],
     ['8.9 24', "emulated in bf16 ($no_algorithm)",
-        'on the FP8 units by mma.sync, plain products emulated in bf16 (cuBLASLt has no algorithm for them in FP8)', 'decode_kernel', @of_fp8],
-    ['9.0 80', "emulated in bf16 ($no_algorithm)", "emulated in bf16 ($no_algorithm)", 'decode_kernel']) {
+        'on the FP8 units by mma.sync, plain products emulated in bf16 (cuBLASLt has no algorithm for them in FP8)', qw(decode_kernel decode_columns_kernel), @of_fp8],
+    ['12.0 32', 'on the FP8 units, products by cuBLASLt',
+        'on the FP8 units by mma.sync and cuBLASLt, gradients of weights emulated in bf16 (cuBLASLt has no algorithm for them in FP8)',
+        'decode_columns_kernel', @of_fp8],
+    ['9.0 80', "emulated in bf16 ($no_algorithm)", "emulated in bf16 ($no_algorithm)", qw(decode_kernel decode_columns_kernel)]) {
     my ($on, $head, $mlp, @expected) = @$_;
-    local $ENV{NO_GPU_WITHOUT_FP8} = 1 if $head =~ /no algorithm/;
+    local $ENV{NO_GPU_WITHOUT_FP8} = $head =~ /no algorithm/ ? 'all' : 'gradients' if "$head $mlp" =~ /no algorithm/;
     my @kernels = five_steps($on, qw(--preset 2026-08-06 --portable));
     is(scalar(grep { slurp($_) =~ /FP8 head \Q$head, FP8 MLP and QKV $mlp\E[,;]/ } logs("$dir/out$runs", 'jsonl')), 1, "the log says so: $mlp");
     my @found = grep { my ($name, $element) = split m{/}; grep { /\b\w*$name\w*/ && (!$element || /$element/) } @kernels }
-        'decode_kernel', map { ("$_/bfloat16", "$_/E4m3") } qw(codes_gemm_kernel sm80_qkv_heads_kernel);
+        qw(decode_kernel decode_columns_kernel), map { ("$_/bfloat16", "$_/E4m3") } qw(codes_gemm_kernel sm80_qkv_heads_kernel);
     is("@found", "@expected", 'and so it is: ' . (@expected ? "@expected" : 'none of them'));
 }
 

@@ -23,10 +23,12 @@ typedef struct {
     int key_dim;       // width of q and of k, with fp8_qkv
     int max_documents; // most documents in one packed sequence, 0: no limit known
     bool fp8_head, fp8_mlp, fp8_qkv;
-    bool deterministic; // attention backward with a fixed order of sums; see ops.h
-    bool portable;      // only kernels that every supported GPU runs; and FP8 units where there are any
-    int as_compute;     // with `portable`, for tests: kernels for GPUs of this compute capability (80: no FP8
-                        // units; 89: FP8 by mma.sync); 0: the device's own
+    bool fp8_weight_grads; // matmul_fp8_weight_grads is called: of the MLP with fp8_mlp, of q, k and v
+    bool sdpa_alone;       // attention_forward is not called, so that cuDNN's kernels have no use
+    bool deterministic;    // attention backward with a fixed order of sums; see ops.h
+    bool portable;         // only kernels that every supported GPU runs; and FP8 units where there are any
+    int as_compute; // with `portable`, for tests: kernels for GPUs of this compute capability (80: no FP8
+                    // units; 89: FP8 by mma.sync); 0: the device's own
     AttentionKernels attention;
     SelfCheck self_check;
     double

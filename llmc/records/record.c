@@ -77,6 +77,13 @@ bool record_layer_has(const LayerSpec *l, Role role)
     }
 }
 
+bool record_has_attention(const Record *r, AttentionKind kind)
+{
+    bool has = false;
+    for (int i = 0; i < r->num_layers; i++) has |= r->layers[i].attention == kind;
+    return has;
+}
+
 bool record_has_paired(const Record *r)
 {
     bool has = false;

@@ -281,7 +281,8 @@ void record_file_matrix(const Config *c, const ParamSpec *p, int64_t *rows, int6
 int record_key_width(const Config *c); // of a head's q and k, by the weights of attention
 const ParamSpec *record_row(const Record *r, Role role); // the first of this role; NULL: there is none
 bool record_layer_has(const LayerSpec *l, Role role); // whether the layer has the block that reads this role
-bool record_has_paired(const Record *r); // heads in some layer
+bool record_has_attention(const Record *r, AttentionKind kind); // in some layer
+bool record_has_paired(const Record *r);                         // heads in some layer
 // Whether the run has scales that depend on the order of micro-batches, or on how many of them a rank has.
 bool record_scales_are_state(const Config *c);
 // Whether a position's output depends on documents before its own, further than on their last tokens.

@@ -65,16 +65,19 @@ static bool check_fp8(const Config *c, Error *e)
         return error_set(e, "--mlp %s: --model-dim and --mlp-dim must be multiples of %d",
                          c->mlp == MLP_FP8 ? "fp8" : "fp8-backward", FP8_MULTIPLE);
     if (c->mlp == MLP_FP8 && both && !scales->forward_too)
-        return error_set(
-            e, "--mlp fp8: the scales of preset %s are for both directions; use fp8-backward or bf16",
-            c->network);
-    if (c->mlp == MLP_FP8_BACKWARD && !both)
-        return error_set(e, "--mlp fp8-backward: preset %s has no scales for the backward; use fp8 or bf16",
+        return error_set(e,
+                         "--mlp fp8: the scales of the network of preset %s are for both directions; use "
+                         "fp8-backward or bf16",
                          c->network);
+    if (c->mlp == MLP_FP8_BACKWARD && !both)
+        return error_set(
+            e, "--mlp fp8-backward: the network of preset %s has no scales for the backward; use fp8 or bf16",
+            c->network);
     if (c->qkv == QKV_BF16)
         return true;
     if (!both || !scales->qkv_input)
-        return error_set(e, "--qkv fp8: preset %s has no scales for that; use bf16", c->network);
+        return error_set(e, "--qkv fp8: the network of preset %s has no scales for that; use bf16",
+                         c->network);
     int rows = 2 * c->num_heads * record_key_width(c) + c->model_dim;
     if (c->model_dim % FP8_MULTIPLE || rows % FP8_MULTIPLE)
         return error_set(e, "--qkv fp8: --model-dim and the %d rows of q, k and v must be multiples of %d",
@@ -91,7 +94,8 @@ bool config_check_launches(const Config *c, Error *e)
         return true;
     if (record_has_lists(config_record(c)))
         return error_set(
-            e, "--launch-tokens: the network of %s does not offer it; use a lower --micro-batch-tokens",
+            e,
+            "--launch-tokens: the network of preset %s does not offer it; use a lower --micro-batch-tokens",
             c->network);
     if (c->mlp == MLP_FP8_BACKWARD)
         return error_set(e, "--launch-tokens: not with --mlp fp8-backward, whose scales follow whole "
@@ -165,6 +169,11 @@ static bool check_steps(const Config *c, Error *e)
     if (c->portable && c->attention == ATTENTION_CUDNN)
         return error_set(
             e, "--attention cudnn and --portable exclude each other: cuDNN's kernels are those of one chip");
+    if (c->attention == ATTENTION_CUDNN && !record_has_attention(config_record(c), ATTENTION_PLAIN))
+        return error_set(e,
+                         "--attention cudnn: the network of preset %s has heads that cuDNN's kernels are "
+                         "not used for; give auto or own",
+                         c->network);
     return true;
 }
 

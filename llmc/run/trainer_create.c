@@ -426,6 +426,8 @@ static void reserve_backend(const Trainer *t, bool need_training)
                      .fp8_head = c->head == HEAD_FP8,
                      .fp8_mlp = c->mlp != MLP_BF16 && need_training,
                      .fp8_qkv = c->qkv == QKV_FP8 && need_training,
+                     .fp8_weight_grads = (c->mlp == MLP_FP8_BACKWARD || c->qkv == QKV_FP8) && need_training,
+                     .sdpa_alone = !record_has_attention(config_record(c), ATTENTION_PLAIN),
                      .deterministic = c->deterministic,
                      .portable = c->portable,
                      .attention = (AttentionKernels)c->attention,

@@ -8,7 +8,8 @@
 //   capture            no call that a stream under capture refuses
 //
 // NO_GPU: compute capability and memory in GiB, "9.0 140" if absent. NO_GPU_LAUNCHES: a file to which every
-// kernel is written at the end, with its launches. NO_GPU_WITHOUT_FP8: cuBLASLt has no algorithm in FP8.
+// kernel is written at the end, with its launches. NO_GPU_WITHOUT_FP8: cuBLASLt has no algorithm in FP8;
+// gradients: none for those of weights in FP8.
 //
 // Limits: CUDA Programming Guide, "Compute Capabilities", and cuTensorMapEncodeTiled's page of the driver's
 // reference.

@@ -169,8 +169,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     (void)handle, (void)out, (void)preference;
     check_shapes((const Product *)d, (const Layout *)a, (const Layout *)b, (const Layout *)c);
     memset(results, 0, (size_t)wanted * sizeof *results);
-    bool fp8 = element_of(((const Layout *)a)->type) == 1;
-    *found = wanted > 0 && !(fp8 && getenv("NO_GPU_WITHOUT_FP8"));
+    const char *without = getenv("NO_GPU_WITHOUT_FP8");
+    bool fp8 = element_of(((const Layout *)a)->type) == 1,
+         grads = ((const Layout *)c)->type == CUDA_R_32F && ((const Layout *)a)->type == CUDA_R_8F_E4M3 &&
+                 ((const Layout *)b)->type == CUDA_R_8F_E4M3;
+    *found = wanted > 0 && !(fp8 && without && (grads || strcmp(without, "gradients")));
     if (!*found)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     return CUBLAS_STATUS_SUCCESS;

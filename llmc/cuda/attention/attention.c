@@ -108,8 +108,8 @@ int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_doc
     free(order);
     for (int64_t i = num_documents; i < part; i++) {
         length[i] = 0;
-        start[i] = N * d;
-        lse_start[i] = N * H;
+        start[i] = (int32_t)((int64_t)N * d);
+        lse_start[i] = (int32_t)((int64_t)N * H);
         cu[i] = N;
     }
     tile_order_sort(table + PARTS * part, ATTENTION_KEY_TILE, true, cu_seqlens, num_documents, N);
@@ -249,6 +249,8 @@ static bool cudnn_is_a_candidate(Error *why)
     int e = at.head_dim;
     if (at.sizes.attention == ATTENTION_OWN)
         return error_set(why, "asked for");
+    if (at.sizes.sdpa_alone)
+        return error_set(why, "not used for this network's heads");
     if (at.sizes.attention == ATTENTION_CUDNN)
         return true;
     if (device_is_portable())

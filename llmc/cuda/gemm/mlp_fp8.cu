@@ -53,7 +53,8 @@ static Slab slab_of(Stream s)
 
 // ---- plans ------------------------------------------------------------------------------------------------
 
-static bool refused; // cuBLASLt has no algorithm for an FP8 product of mlp_fp8_reserve
+// Of mlp_fp8_reserve: cuBLASLt has no algorithm for an FP8 product; for one of weight gradients.
+static bool refused, refused_grads;
 
 // Whether the FP8 units take a product of these extents.
 static bool takes_units(int m, int n, int k)
@@ -72,9 +73,9 @@ static GemmShape product_shape(int rows, int in, int out, bool units, bool resid
 }
 
 // Sums are promoted to fp32 on the way: they are as long as there are tokens.
-static GemmShape units_weight_grad(const Fp8WeightGrad *g, int N)
+static GemmShape units_weight_grad(int m, int n, int N, bool fresh)
 {
-    GemmShape shape = gemm_shape(g->m, g->n, N, false, true, CUDA_R_32F, !g->fresh);
+    GemmShape shape = gemm_shape(m, n, N, false, true, CUDA_R_32F, !fresh);
     shape.type_a = shape.type_b = CUDA_R_8F_E4M3;
     return shape;
 }
@@ -92,6 +93,17 @@ static void tune_product(int rows, int in, int out, bool units, bool residual)
         refused |= !gemm_try(&g);
 }
 
+// Of N tokens, on the FP8 units. Tokens that these do not take have slabs, which nothing times.
+static void try_weight_grads(const OpSizes *z, int N)
+{
+    int d = z->dim, wide = 2 * z->key_dim + d;
+    for (int fresh = 0; fresh < 2 && z->fp8_weight_grads && N % FP8_ALIGN == 0; fresh++) {
+        GemmShape mlp = units_weight_grad(d, z->mlp_dim, N, fresh),
+                  qkv = units_weight_grad(wide, d, N, fresh);
+        refused_grads |= (z->fp8_mlp && !gemm_try(&mlp)) || (z->fp8_qkv && !gemm_try(&qkv));
+    }
+}
+
 static void tune_products(const OpSizes *z, int N, bool units)
 {
     int d = z->dim, F = z->mlp_dim, key = z->key_dim, most = min(N, SLAB_ROWS);
@@ -100,6 +112,8 @@ static void tune_products(const OpSizes *z, int N, bool units)
         tune_product(rows, F, d, units, residual);
     if (z->fp8_mlp && !own_codes(units))
         tune_product(slab, d, F, units, false);
+    if (units)
+        try_weight_grads(z, N);
     if (!z->fp8_qkv)
         return;
     tune_product(rows, d, key, units, false);
@@ -118,7 +132,7 @@ void mlp_fp8_reserve(const OpSizes *z)
 {
     sm90_fp8_gemm_reserve(); // for the self-check, too
     sm90_fp8_codes_reserve();
-    refused = false;
+    refused = refused_grads = false;
     if (!z->fp8_mlp && !z->fp8_qkv)
         return;
     Slab slab = lay_out(NULL);
@@ -130,26 +144,34 @@ void mlp_fp8_reserve(const OpSizes *z)
         tune_all_products(z, false);
 }
 
+// By what the products in FP8 are multiplied.
+static const char *multiplier(const OpSizes *z)
+{
+    if (device_has_wgmma())
+        return ", own product";
+    if (!device_has_fp8())
+        return " emulated in bf16 (no FP8 units)";
+    if (z->key_dim % FP8_ALIGN || z->dim % FP8_ALIGN || z->mlp_dim % FP8_ALIGN)
+        return " emulated in bf16 (widths that are no multiples of 16)";
+    if (!device_has_fp8_mma())
+        return refused ? " emulated in bf16 (cuBLASLt has no algorithm for its products in FP8)"
+                       : " on the FP8 units by cuBLASLt";
+    return refused ? " on the FP8 units by mma.sync, plain products emulated in bf16 (cuBLASLt has no "
+                     "algorithm for them in FP8)"
+                   : " on the FP8 units by mma.sync and cuBLASLt";
+}
+
 const char *mlp_description(void)
 {
-    static char text[160];
+    static char text[256];
     const OpSizes *z = &device_state.sizes;
-    bool units = z->key_dim % FP8_ALIGN == 0 && z->dim % FP8_ALIGN == 0 && z->mlp_dim % FP8_ALIGN == 0;
     if (!z->fp8_mlp && !z->fp8_qkv)
         return "MLP in bf16";
-    snprintf(text, sizeof text, "FP8 %s%s",
-             !z->fp8_qkv  ? "MLP"
-             : z->fp8_mlp ? "MLP and QKV"
-                          : "QKV",
-             device_has_wgmma()  ? ", own product"
-             : !device_has_fp8() ? " emulated in bf16 (no FP8 units)"
-             : !units            ? " emulated in bf16 (widths that are no multiples of 16)"
-             : !device_has_fp8_mma()
-                 ? refused ? " emulated in bf16 (cuBLASLt has no algorithm for its products in FP8)"
-                           : " on the FP8 units by cuBLASLt"
-             : refused ? " on the FP8 units by mma.sync, plain products emulated in bf16 (cuBLASLt has no "
-                         "algorithm for them in FP8)"
-                       : " on the FP8 units by mma.sync and cuBLASLt");
+    const char *what = !z->fp8_qkv ? "MLP" : z->fp8_mlp ? "MLP and QKV" : "QKV";
+    snprintf(text, sizeof text, "FP8 %s%s%s", what, multiplier(z),
+             refused_grads && !refused
+                 ? ", gradients of weights emulated in bf16 (cuBLASLt has no algorithm for them in FP8)"
+                 : "");
     return text;
 }
 
@@ -321,8 +343,8 @@ static void weight_grad_in_slabs(Stream s, const Slab *slab, const Fp8WeightGrad
 static void weight_grad(Stream s, const Fp8WeightGrad *g, int N)
 {
     Slab slab = slab_with_alpha(s, g->scale_a, g->scale_b, NULL);
-    if (takes_units(g->m, g->n, N)) {
-        GemmShape shape = units_weight_grad(g, N);
+    if (takes_units(g->m, g->n, N) && !refused_grads) {
+        GemmShape shape = units_weight_grad(g->m, g->n, N, g->fresh);
         gemm_scaled(s, shape, g->dw, g->a8, g->b8, g->fresh ? NULL : g->dw, slab.alpha);
     } else
         weight_grad_in_slabs(s, &slab, g, N);
