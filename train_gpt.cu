@@ -81,8 +81,8 @@ static void judge_loss(Run *r, int done, double loss, const char *what)
 {
     if (!isfinite(loss)) {
         logger_failure(r->logger, "diverged");
-        fatal(EXIT_DIVERGED, "%s: the loss is %g: the run has diverged; lower --adam-rate or --muon-rate",
-              what, loss);
+        fatal(EXIT_DIVERGED, "%s: the loss is %s: the run has diverged; lower --adam-rate or --muon-rate",
+              what, isnan(loss) ? "nan" : "infinite");
     }
     if (r->unproved < 0 || done < r->unproved)
         return;
@@ -263,12 +263,11 @@ static void load_state(Run *r)
     Trainer *t = &r->trainer;
     const Config *c = &r->config;
     Error e;
+    comm_patience(true); // files may come over a slow network
     if (*c->resume) {
         if (!checkpoint_load(t, c->resume, &e))
             fatal(EXIT_BAD_INPUT, "--resume: %s", e.text);
-        return;
-    }
-    if (*c->init_from) {
+    } else if (*c->init_from) {
         if (!weights_load(t, c->init_from, &e))
             fatal(EXIT_BAD_INPUT, "--init-from: %s", e.text);
         if (!t->loader)
@@ -278,6 +277,8 @@ static void load_state(Run *r)
     }
     if (*c->save_init && !weights_save(t, c->save_init, &e))
         fatal(EXIT_BAD_INPUT, "--save-init: %s", e.text);
+    comm_barrier();
+    comm_patience(false);
 }
 
 // The backend's lines for the head of the log, then one that says how many GPUs of those that nvidia-smi
@@ -351,6 +352,15 @@ static void open_logger(Run *r, int argc, char **argv)
     log_run(r->logger, c, t);
 }
 
+// Before data are looked for and memory is taken.
+static void check_weights(const Config *c)
+{
+    Error e;
+    const char *path = *c->resume ? c->resume : c->init_from;
+    if (*path && !checkpoint_check(c, path, *c->resume, &e))
+        fatal(EXIT_BAD_INPUT, "%s: %s", *c->resume ? "--resume" : "--init-from", e.text);
+}
+
 // Before any training: a missing vocabulary or too long a prompt must not show hours later.
 static void open_sampler(Run *r)
 {
@@ -400,6 +410,7 @@ static int train_run(Run *r, int argc, char **argv)
         fatal(EXIT_USAGE, "--profile: %s", e.text);
     if (c->profile_energy > 0)
         profile_check_energy();
+    check_weights(c);
     trainer_create(t, &r->config, true, true);
     note_large_step(t);
     int total = config_total_steps(c); // which small data shorten
@@ -427,6 +438,8 @@ static int train_run(Run *r, int argc, char **argv)
     note_unused(c, true);
     note_full_disk(t, &r->folder);
     FileHash *hash = comm_rank() == 0 ? file_hash_start(validation_path(t->validation)) : NULL;
+    comm_begins();
+    signals_catch(true);
     bool stopped = train(r);
     bool done = t->step == total;
     bool saved = save_checkpoint(r, "and the run is over");
@@ -470,6 +483,7 @@ static int use_run(Run *r)
                           "--init-from or --resume");
     if (!c->vocab_size && !c->eval_only && !checkpoint_peek_vocab(weights, &c->vocab_size, &e))
         fatal(EXIT_BAD_INPUT, "%s", e.text);
+    check_weights(c);
     trainer_create(t, c, false, c->eval_only);
     if (t->fit[1])
         note("%s", t->fit[1]);
@@ -511,7 +525,6 @@ static void join_ranks(Run *r, bool training)
         .device = c->device,
         .micro_batches = c->micro_batches,
         .timeout = c->timeout,
-        .nothing_to_save = !training,
         .program = program,
         .options = config_fingerprint(c),
     });
@@ -523,6 +536,8 @@ int main(int argc, char **argv)
     Arguments all;
     int status;
     Error e;
+    run.folder.lock = -1;
+    open_standard_streams();
     backend_prepare_process(argv);
     timeline_mark("program");
     comm_open();
@@ -543,7 +558,7 @@ int main(int argc, char **argv)
     if (training)
         note_stop(&run.config, argc, argv);
     join_ranks(&run, training);
-    signals_catch(training);
+    signals_catch(false); // before the first step there is nothing to save
 #ifdef _OPENMP
     if (run.config.threads)
         omp_set_num_threads(run.config.threads);

@@ -71,6 +71,26 @@ static bool for_validation(const Output *out)
     return out->val.tokens < out->o->val_tokens;
 }
 
+static bool same_file(const char *a, const char *b)
+{
+    struct stat s, t;
+    return !stat(a, &s) && !stat(b, &t) && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
+}
+
+// Opens the writer of a shard. --val-out may name one of the training set.
+static bool open_shard(const Output *out, ShardWriter *w, const char *path, Error *e)
+{
+    char *temporary = format_string("%s.tmp", path);
+    bool taken = out->val.temporary && same_file(out->val.temporary, temporary);
+    for (int i = 0; i < out->train_count; i++)
+        taken = taken || (&out->train[i] != w && same_file(out->train[i].temporary, temporary));
+    free(temporary);
+    if (taken)
+        return error_set(e, "--val-out %s is a shard of the training set; give another name",
+                         out->o->val_out);
+    return shard_writer_open(w, path, tokenizer_vocab_size(out->t), tokenizer_document(out->t), e);
+}
+
 static bool open_train(Output *out, Error *e)
 {
     if (out->train_count && !shard_writer_finish(&out->train[out->train_count - 1], e))
@@ -78,7 +98,8 @@ static bool open_train(Output *out, Error *e)
     out->train = xrealloc(out->train, (size_t)out->train_count + 1, sizeof *out->train);
     char *path = train_path(out, out->train_count + 1);
     ShardWriter *w = &out->train[out->train_count++];
-    bool good = shard_writer_open(w, path, tokenizer_vocab_size(out->t), tokenizer_document(out->t), e);
+    *w = (ShardWriter){0};
+    bool good = open_shard(out, w, path, e);
     free(path);
     return good;
 }
@@ -86,8 +107,7 @@ static bool open_train(Output *out, Error *e)
 static bool open_val(Output *out, Error *e)
 {
     char *path = val_path(out);
-    bool good =
-        shard_writer_open(&out->val, path, tokenizer_vocab_size(out->t), tokenizer_document(out->t), e);
+    bool good = open_shard(out, &out->val, path, e);
     free(path);
     return good;
 }
@@ -545,6 +565,7 @@ static bool tokenize(const TokenizeOptions *o, const Tokenizer *t, const TextFil
 
 int main(int argc, char **argv)
 {
+    open_standard_streams();
     set_program_name("tokenize", -1);
     TokenizeOptions o = tokenize_options(argc, argv);
     struct sigaction action = {.sa_handler = on_signal};

@@ -18,6 +18,7 @@ read -ra hosts <<<"$1"
 per_host=$2 world=$((${#hosts[@]} * $2)) port=${PORT:-29500}
 shift 2
 ((${#hosts[@]})) || fail 'no host is given'
+[[ $world =~ ^[1248]$ ]] || fail "$world ranks (${#hosts[@]} hosts with $per_host): must be 1, 2, 4 or 8"
 # Both end up in command lines; a host that begins with - would be an option of ssh's.
 for host in "${hosts[@]}"; do
     [[ $host =~ ^[A-Za-z0-9_][A-Za-z0-9_.@:%-]*$ ]] || fail "'$(printf %q "$host")' is no name of a host"

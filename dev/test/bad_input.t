@@ -77,6 +77,10 @@ refuses('GPUs for the CPU program', 2, qr/--gpus 2: this is the CPU program; --r
     local @ENV{qw(RANK WORLD_SIZE)} = (1, 2);
     refuses('a rank that knows no rank 0', 2, qr/started as rank 1 of 2 \(WORLD_SIZE\), but MASTER_ADDR, .* is not set/, @short);
 }
+for ('2x', '-1', 0) {
+    local @ENV{qw(RANK WORLD_SIZE)} = (0, $_);
+    refuses("$_ ranks", 2, qr/WORLD_SIZE is '$_' and not a number of ranks/, @short);
+}
 {
     local @ENV{qw(RANK WORLD_SIZE LOCAL_WORLD_SIZE)} = (1, 2, 2);
     refuses('ranks of ranks', 2, qr/--gpus and --ranks start ranks, but this is one of 2/, @short, '--ranks', 2) if $trainer =~ /_cpu$/;
@@ -111,7 +115,7 @@ is(same_state(map { checkpoint("$dir/$_", 20) } qw(ended epochs)), '', 'to the s
 run_ok('and so does --repeat', @run, '--train-files', "$dir/small.bin", '--out', "$dir/repeat", '--repeat');
 spew("$dir/file", 'precious');
 refuses('--out is a file', 1, qr/--out .*file: cannot make this folder/, @short, '--out', "$dir/file");
-refuses('--out is empty', 1, qr/--out : cannot make this folder: No such file/, @short, '--out', '');
+refuses('--out is empty', 1, qr{--out is empty; give a folder}, @short, '--out', '');
 refuses('--out lies in a file', 1, qr/--out .*cannot make this folder: Not a directory/, @short, '--out', "$dir/file/below");
 is(slurp("$dir/file"), 'precious', 'which is left alone');
 for ('other_train', 'other_val') { # a vocabulary that is neither bytes nor GPT-2
@@ -167,6 +171,10 @@ for (['step', -1], ['step', 99999], ['data.position', 'here'], ['rope.window', 0
     my ($key, $value) = @$_;
     my $file = damaged('meta', sub { $_[2]{$key} = "$value"; 1 });
     refuses("$key of $value", 1, qr/training state in its metadata is damaged/, @go_on, '--resume', $file);
+}
+for (-5, 0, 'abc', 99999999) {
+    my $file = damaged('vocabulary', sub { $_[2]{'option.vocab-size'} = "$_"; 1 });
+    refuses("a vocabulary of $_", 1, qr/vocabulary\.safetensors: does not say its vocabulary; give --vocab-size/, $trainer, qw(--preset tiny --model-dim 32 --num-heads 2 --mlp-dim 128 --init-from), $file, qw(--sample a));
 }
 for (['rope.scale', 0.2], ['rope.window', 7]) {
     my ($key, $value) = @$_;

@@ -111,6 +111,11 @@ is_deeply([map { $_->{exact} ? 1 : 0 } grep { $_->{step} == 40 && $_->{task} eq 
 is_deeply({map { $_ => $all->[0]{$_} } qw(item line label choice choice_normalised tokens)},
     {item => 1, line => 1, label => 2, choice => 2, choice_normalised => 2, tokens => [6, 10, 6, 9]}, 'an item');
 
+run_ok('a run that stops', $trainer, @run, qw(--eval-every 10 --stop-at 15 --out), "$dir/stops", '--eval-items', "$dir/parts");
+run_ok('and goes on', $trainer, '--resume', "$dir/stops", '--eval-items', "$dir/parts");
+my (undef, $parts) = items("$dir/parts");
+is(join(' ', map { my $step = $_; $step . ':' . grep { $_->{step} == $step } @$parts } 10, 20, 30, 40), join(' ', map { "$_:" . (@$all / 2) } 10, 20, 30, 40), 'has the items of both parts');
+
 my ($file) = glob "'$dir/a'/*/run.toml";
 like(slurp($file), qr{^eval = "hellaswag=\Q$dir\E/endings\.jsonl,lambada=\Q$dir\E/words\.jsonl,text=\Q$dir\E/text\.txt"$}m, 'the run file has all of them');
 run_ok('without', $trainer, @tiny, qw(--num-scheduled 36 --max-document 200 --out), "$dir/b");

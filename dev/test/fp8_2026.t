@@ -87,10 +87,10 @@ like($out, qr/^data: the tokens are single bytes: validations leave none out$/m,
 
 refuses('one order of all micro-batches on two ranks', 2, qr/--fp8-scales sequential is for one GPU, and this run has 2 ranks/, $exact, @small, @fp8, qw(--fp8-scales sequential --ranks 2), '--out', "$dir/refused");
 refuses('the same for q, k and v alone', 2, qr/--fp8-scales sequential is for one GPU/, $exact, @small, @fp8, qw(--mlp bf16 --fp8-scales sequential --ranks 2), '--out', "$dir/refused");
-refuses('the forward alone, with scales of both directions', 2, qr/--mlp fp8: the scales of preset toy-2026-08 are for both directions; use fp8-backward or bf16/, $trainer, @small, qw(--preset toy-2026-08 --mlp fp8), '--out', "$dir/refused");
-refuses('a backward without scales', 2, qr/--mlp fp8-backward: preset $_ has no scales for the backward; use fp8 or bf16/, $trainer, @small, '--preset', $_, qw(--mlp fp8-backward), '--out', "$dir/refused") for qw(toy-2026);
+refuses('the forward alone, with scales of both directions', 2, qr/--mlp fp8: the scales of the network of preset toy-2026-08 are for both directions; use fp8-backward or bf16/, $trainer, @small, qw(--preset toy-2026-08 --mlp fp8), '--out', "$dir/refused");
+refuses('a backward without scales', 2, qr/--mlp fp8-backward: the network of preset $_ has no scales for the backward; use fp8 or bf16/, $trainer, @small, '--preset', $_, qw(--mlp fp8-backward), '--out', "$dir/refused") for qw(toy-2026);
 refuses('an MLP that no codes fit', 2, qr/error: --mlp fp8-backward: --model-dim and --mlp-dim must be multiples of 16$/, $trainer, @small, @fp8, qw(--mlp-dim 56), '--out', "$dir/refused");
-refuses('q, k and v of a record with scales of the MLP alone', 2, qr/--qkv fp8: preset 2025-11-18 has no scales for that; use bf16/, $trainer, @small, qw(--preset 2025-11-18 --qkv fp8), '--out', "$dir/refused");
-refuses('q, k and v without scales', 2, qr/--qkv fp8: preset toy-2026 has no scales for that; use bf16/, $trainer, @small, qw(--preset toy-2026 --qkv fp8), '--out', "$dir/refused");
+refuses('q, k and v of a record with scales of the MLP alone', 2, qr/--qkv fp8: the network of preset 2025-11-18 has no scales for that; use bf16/, $trainer, @small, qw(--preset 2025-11-18 --qkv fp8), '--out', "$dir/refused");
+refuses('q, k and v without scales', 2, qr/--qkv fp8: the network of preset toy-2026 has no scales for that; use bf16/, $trainer, @small, qw(--preset toy-2026 --qkv fp8), '--out', "$dir/refused");
 
 done_testing;

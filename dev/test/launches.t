@@ -87,7 +87,7 @@ refuses('a launch that is no longer than documents', 2, qr/error: --launch-token
 refuses('scales that follow micro-batches', 2, qr/error: --launch-tokens: not with --mlp fp8-backward, whose scales follow whole micro-batches; use a lower --micro-batch-tokens$/,
     $trainer, @options, qw(--launch-tokens 64 --mlp fp8-backward));
 refuses('an odd number', 2, qr/error: --launch-tokens 70 is not a multiple of 16$/, $trainer, @options, '--launch-tokens', 70);
-refuses('a preset of 2026', 2, qr/error: --launch-tokens: the network of 2026-07-17 does not offer it; use a lower --micro-batch-tokens$/,
+refuses('a preset of 2026', 2, qr/error: --launch-tokens: the network of preset 2026-07-17 does not offer it; use a lower --micro-batch-tokens$/,
     $trainer, qw(--preset tiny-2026 --launch-tokens 512));
 refuses('several targets', 2, qr/error: --launch-tokens: not with several targets or a prefix term/, $trainer, qw(--preset toy-targets --launch-tokens 80));
 done_testing;

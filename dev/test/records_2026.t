@@ -213,6 +213,6 @@ my ($up, $none) = map { losses($_) } $may, train($trainer, 'may-bf16', @may, qw(
 is($up->{1}, $none->{1}, '  the first loss is that in bf16');
 my @apart = sort { $a <=> $b } map { abs($up->{$_} / $none->{$_} - 1) } 3 .. $steps;
 ok($apart[0] > 0 && $apart[-1] < 0.02, "  the others are apart, by $apart[0] to $apart[-1]");
-refuses('scales of both directions', 2, qr/--mlp fp8-backward: preset 2026-05-27 has no scales for the backward; use fp8 or bf16/, $trainer, @small, @may, qw(--mlp fp8-backward), '--out', "$dir/refused");
+refuses('scales of both directions', 2, qr/--mlp fp8-backward: the network of preset 2026-05-27 has no scales for the backward; use fp8 or bf16/, $trainer, @small, @may, qw(--mlp fp8-backward), '--out', "$dir/refused");
 
 done_testing;

@@ -18,6 +18,17 @@ my @uuid = ('[0-9a-f]{8}', '-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]
 sub entries { my ($folder) = @_; opendir my $d, $folder or return; return sort grep { !/^\.\.?$/ } readdir $d }
 sub folders { my ($out) = @_; return grep { -d } map { "$out/$_" } entries($out) }
 
+# A closed standard stream does not give its number to a file or a socket of the run.
+for my $ranks (1, 2) {
+    my $path = "$dir/closed$ranks";
+    my ($status) = run('sh', '-c', 'exec "$@" <&- >&- 2>&-', 'sh', $trainer, @tiny, qw(--num-scheduled 4 --num-extension 0 --ranks), $ranks, '--out', $path);
+    is($status, 0, "$ranks ranks with all standard streams closed");
+    my @lines = split /\n/, log_text($path, 'jsonl');
+    is(scalar(grep { /^\{.*\}\z/ } @lines), scalar @lines, 'and nothing but records in the log');
+    ($status) = run('sh', '-c', 'exec "$@" <&-', 'sh', $trainer, '--resume', $path, '--eval-only', '--ranks', $ranks);
+    is($status, 0, 'and standard input alone in a validation');
+}
+
 # ---- one folder a run --------------------------------------------------------------------------------------------------
 
 # The path of the first shows that a run with no options but these makes the folders above its own.
@@ -163,7 +174,7 @@ SKIP: {
 # ---- losses that are no numbers ----------------------------------------------------------------------------------------
 
 my $wild = "$dir/wild";
-refuses('a run that diverges', 5, qr/training step \d+: the loss is -?(nan|inf): the run has diverged/, $trainer, @tiny, '--out', $wild,
+refuses('a run that diverges', 5, qr/training step \d+: the loss is (nan|infinite): the run has diverged/, $trainer, @tiny, '--out', $wild,
     qw(--adam-rate 1000 --muon-rate 1000 --val-every 0 --checkpoint-every 1 --keep-checkpoints 1));
 like(log_text($wild, 'jsonl'), qr/"event":"failure","text":"diverged"\}\n\z/, 'its JSON lines end with that');
 my ($kept) = checkpoints($wild);
@@ -175,7 +186,7 @@ my $nan = sub {
     return 1;
 };
 my $broken = rewrite($whole, "$dir/broken.safetensors", $nan);
-refuses('a last validation', 5, qr/validation at step 20: the loss is -?nan: the run has diverged/, $trainer, '--resume', $broken, '--out', "$dir/last");
+refuses('a last validation', 5, qr/validation at step 20: the loss is nan: the run has diverged/, $trainer, '--resume', $broken, '--out', "$dir/last");
 my ($status, undef, $err) = run($trainer, '--resume', $broken, '--eval-only');
 is($status, 5, '--eval-only');
 like($err, qr/error: .*broken\.safetensors: the validation loss of these weights is -?nan\n\z/, 'says which weights');

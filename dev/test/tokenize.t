@@ -170,6 +170,14 @@ for my $case (['cut off', '{"text": "a', qr/bad.jsonl:2: not a JSON record/], ['
     my ($got, undef, $said) = run('--vocab', 'bytes', '--out', "$dir/short", spew("$dir/short.txt", "BZh91AY&S"));
     is("$got $said", '0 ', 'text that begins nearly so is text');
 }
+{
+    my @twice = ('--vocab', 'bytes', '--split', 'blank-lines', '--out', "$dir/twice/", spew("$dir/twice.txt", "one\n\ntwo\n\nthree\n"));
+    refuses('a validation set that is the training set', 1, qr{--val-out \S+/\./text_train_000001\.bin is a shard of the training set}, qw(--val-fraction 0.5 --val-out),
+        "$dir/twice/./text_train_000001.bin", @twice);
+    is_deeply([shards_in("$dir/twice")], [], 'and no file is left');
+    run(@twice);
+    refuses('shards in an input folder', 1, qr{/twice/text_train_000001\.bin is a shard of tokens, not text; keep --out outside}, @to, "$dir/twice");
+}
 spew("$dir/late.jsonl", slurp("$dir/many.jsonl") . "oops\n");
 refuses('a bad record far into a file', 1, qr/late.jsonl:1504: /, @to, "$dir/late.jsonl");
 refuses('validation that takes everything', 1, qr/leaves none for training/, @to, '--val-tokens', 100000000, "$dir/many.jsonl");

@@ -215,6 +215,13 @@ uint64_t fingerprint_bytes(uint64_t seed, const void *bytes, size_t count)
     return h;
 }
 
+void open_standard_streams(void)
+{
+    for (int fd = 0; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0)
+            return; // nothing can be said
+}
+
 int open_regular(const char *what, const char *path, int64_t *bytes, Error *e)
 {
     // O_NONBLOCK: opening a FIFO must not wait for its writer.

@@ -65,6 +65,10 @@ char *format_number(double x);
 // waiting.
 int open_regular(const char *what, const char *path, int64_t *bytes, Error *e);
 
+// First of all in main: a closed standard stream is opened to /dev/null, else the next file or socket gets
+// its number, and what is printed goes there.
+void open_standard_streams(void);
+
 double seconds_now(void);     // monotonic clock
 double process_seconds(void); // since the process began, libraries loaded before main included
 uint64_t fingerprint_bytes(uint64_t seed, const void *bytes,

@@ -60,7 +60,7 @@ static void require_room(int count)
     int fit = buffers_that_fit(count, LIBRARY_BYTES);
     if (fit < count)
         fatal(EXIT_BAD_INPUT,
-              "OpenBLAS needs 129 MiB of address space for each of %d threads, and %d times that is free: "
+              "OpenBLAS needs 129 MiB of address space for each of %d threads, and there is room for %d: "
               "raise the limit (ulimit -v)%s",
               count, fit, fit ? " or lower --threads" : "");
 }

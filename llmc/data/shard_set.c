@@ -34,11 +34,15 @@ bool shard_set_find(ShardSet *set, const char *pattern, const char *option, Erro
     glob_t found = {0};
     errno = 0;
     int status = glob(pattern, GLOB_NOSORT, NULL, &found);
-    if (status == GLOB_NOMATCH)
-        return error_set(
-            e,
-            "%s: no file matches '%s'; check the path, or make shards with ./tokenize or data/fineweb10B.sh",
-            option, pattern);
+    if (status == GLOB_NOMATCH) {
+        char *folder = *pattern == '/' ? NULL : getcwd(NULL, 0); // a run that goes on may begin elsewhere
+        error_set(e,
+                  "%s: no file matches '%s'%s%s; check the path, or make shards with ./tokenize or "
+                  "data/fineweb10B.sh",
+                  option, pattern, folder ? " in " : "", folder ? folder : "");
+        free(folder);
+        return false;
+    }
     if (status != 0)
         return error_set(e, "%s: cannot look for '%s': %s", option, pattern,
                          strerror(errno ? errno : ENOMEM));

@@ -80,7 +80,12 @@ bool rendezvous_find(Rendezvous *r, Error *e)
     memset(r, 0, sizeof *r);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         const Names *n = &known[i];
-        if (!number(n->size, 1 << 20, &r->size) || r->size < 2)
+        const char *given = getenv(n->size);
+        if (!given || !*given)
+            continue;
+        if (!number(n->size, 1 << 20, &r->size) || r->size < 1)
+            return error_set(e, "%s is '%s' and not a number of ranks", n->size, given);
+        if (r->size == 1)
             continue;
         r->source = n->size;
         if (r->size > MAX_RANKS)

@@ -1,4 +1,5 @@
 #include "llmc/io/checkpoint.h"
+#include "llmc/data/shard.h"
 #include "llmc/io/weights.h"
 #include <ctype.h>
 #include <errno.h>
@@ -298,17 +299,18 @@ static char *option_text(int option, const char *value)
 
 // An option that the file does not know is younger than the file: the run that wrote it did what is now the
 // default.
-static bool check_options(const Trainer *t, const SafeTensors *st, Error *e)
+static bool check_options(const Config *c, const SafeTensors *st, Error *e)
 {
     Config standard;
     if (!config_parse(&standard, 1, (char *[]){"", NULL}, e))
         return false;
     const char *name, *preset = safetensors_metadata(st, "option.preset");
-    bool shapes, other_preset = preset && strcmp(preset, t->config->preset);
+    bool shapes, other_preset = preset && strcmp(preset, c->preset);
     for (int i = 0; (name = config_option_name(i, &shapes)); i++) {
-        if (!shapes)
+        bool open = !strcmp(name, "vocab-size") && !c->vocab_size; // the shards will name it
+        if (!shapes || open)
             continue;
-        char *mine = config_option_value(t->config, i);
+        char *mine = config_option_value(c, i);
         char *usual = config_option_value(&standard, i);
         const char *known = checkpoint_option(st, name),
                    *older = config_older_value(name, checkpoint_option, st);
@@ -319,7 +321,7 @@ static bool check_options(const Trainer *t, const SafeTensors *st, Error *e)
                       "made with %s%s%s--%s %s, but this run has %s%s%s; leave --%s out to resume with the "
                       "checkpoint's",
                       other_preset ? "--preset " : "", other_preset ? preset : "",
-                      other_preset ? " and " : "", name, theirs, other_preset ? t->config->preset : "",
+                      other_preset ? " and " : "", name, theirs, other_preset ? c->preset : "",
                       other_preset ? " and " : "", mine, other_preset ? "preset" : name);
         free(mine);
         free(usual);
@@ -409,7 +411,7 @@ static bool read_state(Trainer *t, const SafeTensors *st, Error *e)
         if (!(value[i] = safetensors_metadata(st, keys[i])))
             return error_set(e, "holds weights but no training state (%s is missing); use --init-from",
                              keys[i]);
-    if (!check_options(t, st, e))
+    if (!check_options(t->config, st, e))
         return false;
     const bool good[KEYS] = {
         [STEP] = parse_whole(value[STEP], 0, config_total_steps(t->config), &t->step),
@@ -467,15 +469,28 @@ bool checkpoint_load(Trainer *t, const char *path, Error *e)
     return good && trainer_continue(t, e);
 }
 
+bool checkpoint_check(const Config *c, const char *path, bool resume, Error *e)
+{
+    Error sub;
+    SafeTensors *st = safetensors_open(path, e);
+    if (!st)
+        return false;
+    bool good = check_format(st, &sub) && (!resume || check_options(c, st, &sub));
+    safetensors_close(st);
+    return in_file(path, good, &sub, e);
+}
+
 bool checkpoint_peek_vocab(const char *path, int *vocab_size, Error *e)
 {
     SafeTensors *st = safetensors_open(path, e);
     const char *text = st ? safetensors_metadata(st, "option.vocab-size") : NULL;
-    if (text)
-        *vocab_size = atoi(text);
+    char *end;
+    long size = text ? strtol(text, &end, 10) : 0;
+    bool good = size > 0 && size <= SHARD_MAX_VOCAB && !*end;
+    if (good)
+        *vocab_size = (int)size;
     else if (st)
         error_set(e, "%s: does not say its vocabulary; give --vocab-size", path);
-    bool good = text != NULL;
     safetensors_close(st);
     return good;
 }

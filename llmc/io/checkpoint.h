@@ -24,6 +24,9 @@ int64_t checkpoint_bytes(const Trainer *t);
 // Refuses options that shape the model and differ, by name, and other training shards (loader_continues); a
 // checkpoint without a list of them gets a note, and so does one of another number of ranks.
 bool checkpoint_load(Trainer *t, const char *path, Error *e);
+// What the head of a file tells before anything is allocated: whether it is a file of weights, and to resume,
+// whether the options that shape the model are those of its run.
+bool checkpoint_check(const Config *c, const char *path, bool resume, Error *e);
 // Sets the options that shape the model from the checkpoint, before the trainer is created, when no shard
 // names them.
 bool checkpoint_peek_vocab(const char *path, int *vocab_size, Error *e);

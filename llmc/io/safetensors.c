@@ -112,10 +112,10 @@ static bool pread_all(const SafeTensors *st, void *dst, size_t bytes, int64_t of
         if (n < 0)
             return error_set(e, "%s: cannot read %s: %s", shown_path(st->path), what, strerror(errno));
         if (n == 0)
-            return error_set(
-                e,
-                "%s: ends in the middle of %s: %zu of %zu bytes are there; use a complete copy of the file",
-                shown_path(st->path), what, done, bytes);
+            return error_set(e,
+                             "%s: ends in the middle of %s: %zu of %zu bytes are there; use a complete copy "
+                             "of the file, or another",
+                             shown_path(st->path), what, done, bytes);
         done += (size_t)n;
     }
     return true;
@@ -141,8 +141,10 @@ static char *read_header(SafeTensors *st, size_t *length, Error *e)
     uint8_t prefix[8];
     const char *path = shown_path(st->path);
     if (st->file_bytes < (int64_t)sizeof prefix) {
-        error_set(e, "%s: %lld bytes are too few for a safetensors file; use a complete copy of the file",
-                  path, (long long)st->file_bytes);
+        error_set(
+            e,
+            "%s: %lld bytes are too few for a safetensors file; use a complete copy of the file, or another",
+            path, (long long)st->file_bytes);
         return NULL;
     }
     if (!pread_all(st, prefix, sizeof prefix, 0, "the header's length", e))
@@ -255,10 +257,10 @@ static bool parse_tensor(const SafeTensors *st, const char *name, json_t *object
             e, "%s: tensor '%s' has %lld bytes of data, but %s %s does not take as many; the file is damaged",
             path, n.text, (long long)(end - begin), type, shown_shape(t->ndim, t->shape).text);
     if (end > data_bytes)
-        return error_set(
-            e,
-            "%s: tensor '%s' ends at byte %lld of the data, but the file has only %lld; use a complete copy",
-            path, n.text, (long long)end, (long long)data_bytes);
+        return error_set(e,
+                         "%s: tensor '%s' ends at byte %lld of the data, but the file has only %lld; use a "
+                         "complete copy of the file, or another",
+                         path, n.text, (long long)end, (long long)data_bytes);
     t->offset = st->data_start + begin;
     return true;
 }

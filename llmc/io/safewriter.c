@@ -39,12 +39,12 @@ struct SafeWriter {
 static bool fail(SafeWriter *w, const char *doing, Error *e)
 {
     int code = errno;
+    const char *kept = access(w->path, F_OK) ? "" : "; an older file of this name is kept";
     bool full = code == ENOSPC || code == EDQUOT || code == EFBIG;
     size_t n = strlen(w->path);
-    error_set(&w->first_error, "%s: cannot %s: %s; %s", n > 400 ? w->path + n - 400 : w->path, doing,
-              strerror(code),
-              full ? "make room or choose another folder; an older file of this name is kept"
-                   : "check the folder and its device; an older file of this name is kept");
+    error_set(&w->first_error, "%s: cannot %s: %s; %s%s", n > 400 ? w->path + n - 400 : w->path, doing,
+              strerror(code), full ? "make room or choose another folder" : "check the folder and its device",
+              kept);
     if (w->fd >= 0) {
         close(w->fd);
         unlink(w->temp);

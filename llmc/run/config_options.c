@@ -67,7 +67,7 @@ const Option config_options[] = {
     {"epochs", OPT_INT, AT(epochs), "1", 1, 1e6, NULL, "passes over the training data before its end is an error", false, NULL},
 
     {"head", OPT_CHOICE, AT(head), NULL, 0, 0, "bf16|fp8", "product of the language-model head in training", true, "Run"},
-    {"mlp", OPT_CHOICE, AT(mlp), "bf16", 0, 0, "bf16|fp8|fp8-backward", "products of the MLP in training: all in bf16, in FP8 forward (of 2026-05-27 the first one alone), or in FP8 both ways where the preset has scales for that; validation and samples are bf16", true, NULL},
+    {"mlp", OPT_CHOICE, AT(mlp), "bf16", 0, 0, "bf16|fp8|fp8-backward", "products of the MLP in training: all in bf16, in FP8 forward (of 2026-05-27 the first one alone), or in FP8 both ways (not of 2026-05-27 and 2026-07-17); validation and samples are bf16", true, NULL},
     {"qkv", OPT_CHOICE, AT(qkv), "bf16", 0, 0, "bf16|fp8", "products of q, k and v in training, both ways, where the preset has scales for FP8", true, NULL},
     {"fp8-scales", OPT_CHOICE, AT(fp8_scales), "by-micro-batch", 0, 0, "by-micro-batch|sequential", "delayed scales of FP8 follow the same micro-batch of the step before, the same on any number of GPUs; or they follow all micro-batches and gradients are quantised divided by their number, as in the Python original on one GPU, which must then be the only one", true, NULL},
     {"seed", OPT_INT64, AT(seed), "1337", 0, 9e15, NULL, "of the initial weights", false, NULL},
@@ -91,7 +91,7 @@ const Option config_options[] = {
      "reads them as bytes",
      false, NULL},
     {"eval-every", OPT_INT, AT(eval_every), "0", 0, 1e9, NULL, "steps between evaluations; 0: only the last", false, NULL},
-    {"eval-items", OPT_TEXT, AT(eval_items), "", 0, 0, NULL, "write a JSON line for each item of an evaluation to this file: losses in nats, tokens, and what was chosen", false, NULL},
+    {"eval-items", OPT_TEXT, AT(eval_items), "", 0, 0, NULL, "write a JSON line for each item of an evaluation to this file: losses in nats, tokens, and what was chosen; a run that goes on appends", false, NULL},
     {"describe", OPT_FLAG, AT(describe), "0", 0, 0, NULL, "write the network of these weights as a line of JSON, as scripts/export reads it, and exit", false, NULL},
     {"deterministic", OPT_FLAG, AT(deterministic), "0", 0, 0, NULL, "fixed order of all sums: attention's backward pass is 2 to 6% slower on Hopper, and the portable one in place of cuDNN's (the CPU always has it)", false, NULL},
     {"attention", OPT_CHOICE, AT(attention), "auto", 0, 0, "auto|cudnn|own", "attention's kernels on a GPU; auto: the fastest that are right there", false, NULL},

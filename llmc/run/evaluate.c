@@ -48,7 +48,8 @@ static bool open_items(Evaluation *v, Error *e)
     const char *path = v->t->config->eval_items;
     if (!*path || comm_rank())
         return true;
-    v->items = fopen(path, "we");
+    bool goes_on = v->t->loader && *v->t->config->resume; // what came before has its steps
+    v->items = fopen(path, goes_on ? "ae" : "we");
     return v->items || error_set(e, "--eval-items: %s cannot be written: %s", path, strerror(errno));
 }
 

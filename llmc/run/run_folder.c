@@ -321,6 +321,8 @@ bool run_folder_prepare(RunFolder *f, const char *out, bool out_given, const cha
     }
     f->parent = xstrdup(out_given || !beside ? out : beside);
     free(beside);
+    if (!*f->parent)
+        return error_set(e, "--out is empty; give a folder");
     int failed = make_folders(f->parent);
     if (failed)
         return error_set(e, "--out %s: cannot make this folder: %s", f->parent, strerror(failed));

@@ -1,5 +1,6 @@
 #include "llmc/text/text_source.h"
 #include "llmc/base/grow.h"
+#include "llmc/data/shard.h"
 #include "llmc/text/tokenizer.h"
 #include <dirent.h>
 #include <errno.h>
@@ -205,9 +206,11 @@ static bool read_more(TextReader *r, TextChunk *c, Error *e)
     return true;
 }
 
-// The first bytes of a file must not be those of a compressed one.
+// The first bytes of a file must not be those of a compressed one, or of a shard: an input folder may be the
+// output folder of an earlier call.
 static bool check_is_text(const TextChunk *c, Error *e)
 {
+    int32_t magic;
     static const struct {
         size_t at; // bzip2: behind "BZh" and a digit
         const char *bytes, *name, *unpack;
@@ -223,6 +226,9 @@ static bool check_is_text(const TextChunk *c, Error *e)
             return error_set(e, "%s is compressed (%s), not text; unpack it, or pipe in what %s writes of it",
                              text_file_name(c->file), formats[i].name, formats[i].unpack);
     }
+    if (c->len >= sizeof magic && (memcpy(&magic, c->bytes, sizeof magic), magic == SHARD_MAGIC))
+        return error_set(e, "%s is a shard of tokens, not text; keep --out outside of the input folders",
+                         text_file_name(c->file));
     return true;
 }
 

@@ -54,7 +54,7 @@ void text_reader_free(TextReader *r);
 typedef enum { CHUNK_READ, CHUNK_NONE, CHUNK_ERROR } ChunkStatus;
 
 // The next chunk, in input order. CHUNK_NONE: everything was read. CHUNK_ERROR: one line in `e`; a file that
-// begins like one of gzip, xz, zstd, bzip2 or zip is an error, too.
+// begins like a shard, or like one of gzip, xz, zstd, bzip2 or zip, is an error, too.
 ChunkStatus text_reader_next(TextReader *r, TextChunk *chunk, Error *e);
 
 // Position in a file for messages: "path" or "standard input".
