@@ -89,4 +89,17 @@ like(newest("$dir/one"), qr/step_000015\.safetensors$/, 'all save');
 run_ok('without it', $trainer, @tiny, '--ranks', 2, '--resume', newest("$dir/one"), '--out', "$dir/one");
 my $two = same_state(newest("$dir/one"), newest("$dir/removed2"));
 is($two, '', 'they go on to the bits of two healthy ranks');
+
+# A shard of two long documents has not one group of short ones, which its size does not tell: the run goes on with the next, and so
+# does one that stops in between.
+write_shard('long_1.bin', documents(6000, 21));
+write_shard('long_2.bin', (256, (97) x 9999) x 2);
+write_shard('long_3.bin', documents(14000, 23));
+my @long = ($trainer, @tiny, qw(--max-document 100 --train-files), "$dir/long_?.bin", '--out');
+my (undef, $said) = run_ok('a shard without a group', @long, "$dir/long", '--ranks', 2);
+like($said, qr/\A[^\n]*note: \S+long_2\.bin is passed over: [^\n]+\n\z/, 'is passed over, with a note');
+run_ok('a run that stops before it', @long, "$dir/long_stops", '--stop-at', 4);
+run_ok('and goes on', $trainer, '--resume', "$dir/long_stops");
+run_ok('at once', @long, "$dir/long_whole");
+is(same_state(newest("$dir/long_stops"), newest("$dir/long_whole")), '', 'has the same bits');
 done_testing;

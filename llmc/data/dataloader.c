@@ -19,6 +19,7 @@ struct Loader {
                              // the next one begins
     int planned;             // groups of this step up to the planned one, 0: none yet
     int accumulated;         // micro-batches of this step that this rank has taken
+    bool counting;           // steps are counted: nothing is said
 };
 
 static bool check_options(const LoaderOptions *o, Error *e)
@@ -51,10 +52,23 @@ static bool no_complete_group(const Loader *l, int shard, Error *e)
     const LoaderOptions *o = &l->options;
     return error_set(e,
                      "%s: too small: its %lld tokens do not make one group of %d micro-batches of %d tokens "
-                     "from documents of at "
-                     "most %d; leave it out, or lower --micro-batch-tokens",
+                     "from documents of at most %d; leave it out, or lower --micro-batch-tokens",
                      l->set.paths[shard], (long long)l->set.files[shard].header.num_tokens,
                      o->group_micro_batches, o->micro_batch_tokens, o->max_document);
+}
+
+// A shard of long documents may be too small though its size is not. A run that is under way has it in its
+// list of shards, so it goes on without; where all are so, there is nothing to go on with.
+static bool pass_over_shard(const Loader *l, int passed, Error *e)
+{
+    const LoaderOptions *o = &l->options;
+    if (passed == l->set.count)
+        return no_complete_group(l, l->position.shard, e);
+    if (!l->counting && l->position.epoch == 0) // of many passes the first says it
+        note("%s is passed over: its documents, of at most %d tokens each, do not make one group of %d "
+             "micro-batches of %d tokens",
+             l->set.paths[l->position.shard], o->max_document, o->group_micro_batches, o->micro_batch_tokens);
+    return true;
 }
 
 static bool open_files(Loader *l, Error *e)
@@ -196,6 +210,7 @@ static DocumentResult plan_group(Loader *l, Error *e)
 // Plans the next group, in this shard or the next one.
 static bool begin_group(Loader *l, Error *e)
 {
+    int passed = 0;
     if (!start_reading(l, l->current, l->position.shard, e))
         return false;
     for (;;) {
@@ -204,8 +219,8 @@ static bool begin_group(Loader *l, Error *e)
             return false;
         if (result == DOCUMENT_FOUND)
             break;
-        if (l->position.document == 0)
-            return no_complete_group(l, l->position.shard, e);
+        if (l->position.document == 0 && !pass_over_shard(l, ++passed, e))
+            return false;
         if (!advance_shard(l, e))
             return false;
     }
@@ -287,11 +302,13 @@ int64_t loader_count_steps(Loader *l, int64_t most)
     const LoaderOptions *o = &l->options;
     Error e;
     int64_t steps = 0;
+    l->counting = true;
     while (steps < most && plan_groups(l, o->micro_batches / o->group_micro_batches, &e)) {
         l->position.document = l->first_document[o->group_micro_batches];
         l->planned = 0;
         steps++;
     }
+    l->counting = false;
     return steps;
 }
 

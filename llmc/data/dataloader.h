@@ -4,10 +4,10 @@
 // they run: rank r's a-th is number a*R + r. A micro-batch of N begins at the next unread document and
 // gathers exactly N + 1 tokens: of each document its first tokens, at most `max_document` and at most what is
 // left; the rest of the document is dropped for good. Inputs are the first N, targets the last N. A group
-// that the shard cannot complete is dropped whole and begins again in the next shard. Every rank plans whole
-// groups by itself, so nothing is communicated and the stream is the same for every number of ranks. A step
-// may also be made of several smaller groups: with groups of G the stream is the one that the Python original
-// deals out on G GPUs.
+// that the shard cannot complete is dropped whole and begins again in the next shard; a shard that has not
+// one is passed over, with a note. Every rank plans whole groups by itself, so nothing is communicated and
+// the stream is the same for every number of ranks. A step may also be made of several smaller groups: with
+// groups of G the stream is the one that the Python original deals out on G GPUs.
 #pragma once
 #include "llmc/data/batch.h"
 #include "llmc/data/shard.h"
@@ -44,8 +44,8 @@ void loader_set_sizes(Loader *l, int micro_batch_tokens, int max_document);
 
 // This rank's next micro-batch, micro_batches / num_ranks of them in a step.
 //   batch  N = micro_batch_tokens, allocated and owned by the caller
-// The first call of a step waits if the documents it needs are not indexed yet. Error: end of the data, a
-// shard that cannot supply one group, or what the background thread found: an id outside the vocabulary, no
+// The first call of a step waits if the documents it needs are not indexed yet. Error: end of the data, no
+// shard that can supply one group, or what the background thread found: an id outside the vocabulary, no
 // document start, a failed read. After an error only loader_close is of use.
 bool loader_next(Loader *l, Batch *batch, Error *e);
 
