@@ -11,7 +11,7 @@ use Test::More;
 use Time::HiRes qw(sleep stat time);
 
 our @EXPORT = qw($root $dir $trainer $exact @tiny @gpus write_shard slurp spew documents start finish run run_ok run_together refuses losses log_text
-    tensors floats to_bf16 same_state distance val_losses newest checkpoint checkpoints logs mpirun have_mpi rewrite first_port);
+    tensors floats to_bf16 same_state distance val_losses newest checkpoint checkpoints logs mpirun have_mpi rewrite first_port wait_for_handler);
 
 our $root = dirname(dirname(dirname(abs_path(__FILE__))));
 our $dir = tempdir(CLEANUP => 1);
@@ -86,6 +86,13 @@ sub finish {
 }
 
 sub run { return finish(start(@_)) }
+
+# Waits until the process catches a signal, by its number.
+sub wait_for_handler {
+    my ($pid, $number) = @_;
+    my $end = time + 60;
+    sleep 0.002 while time < $end && !(slurp("/proc/$pid/status") =~ /^SigCgt:\s*(\S+)/m && hex($1) >> $number - 1 & 1);
+}
 
 # The first of 40 ports, as child.h has them.
 sub first_port { return 20000 + $$ % 300 * 40 }

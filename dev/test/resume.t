@@ -126,7 +126,7 @@ for my $signal (qw(INT TERM HUP)) {
 
     my @slow = (@tiny, '--resume', newest($folder), '--eval-only', '--val-tokens', 512 * 200, '--val-files', write_shard('long.bin', documents(512 * 200 + 1, 3)));
     $run = start($trainer, @slow);
-    sleep 0.3;
+    wait_for_handler($run->{pid}, 15);
     kill 'TERM', $run->{pid};
     ($status, undef, $err) = finish($run);
     is($status, 3, 'where nothing is to be saved, one signal is enough') or diag $err;
@@ -135,8 +135,7 @@ for my $signal (qw(INT TERM HUP)) {
     # Behind the last step, too. Its validation takes long enough.
     $run = start($trainer, @tiny, '--out', "$dir/last", '--val-every', 0, '--resume', checkpoint("$dir/s19", 19), @slow[-4 .. -1]);
     my $end = time + 30;
-    sleep 0.002 while !-e checkpoint("$dir/last", 20) && time < $end;
-    sleep 0.1;
+    sleep 0.002 while slurp("$run->{out}.1") !~ /^saved \S+step_000020/m && time < $end; # no file is written between this line and the validation
     kill 'TERM', $run->{pid};
     ($status, undef, $err) = finish($run);
     is("$status $err", '0 ', 'nor in the last validation, which is made');

@@ -166,6 +166,7 @@ SKIP: {
     my $logs = sub { scalar(() = glob "$first/*.txt") };
     my $before = $logs->();
     sleep 0.01 while $logs->() == $before && time < $end;
+    kill 'STOP', $running->{pid}; # it keeps its lock however long the next one takes
     refuses('a run that goes on in another process', 1, qr/\Q$first\E: another process goes on with this run/, $trainer, '--resume', $first);
     kill 'KILL', $running->{pid};
     finish($running);

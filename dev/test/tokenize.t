@@ -12,7 +12,7 @@ use MIME::Base64 qw(encode_base64);
 use Symbol qw(gensym);
 use FindBin;
 use lib $FindBin::Bin;
-use TrainTest qw(spew slurp);
+use TrainTest qw(spew slurp wait_for_handler);
 use Test::More;
 
 my $root = dirname(dirname(dirname(abs_path(__FILE__))));
@@ -203,7 +203,7 @@ ok($before eq slurp("$dir/t1_train_000001.bin") && !glob("$dir/t1*.tmp"), 'and t
 
 # Interrupted while it waits for its input.
 my $pid = open3(my $to, my $from, my $messages = gensym, $program, @to, '-');
-sleep 1;
+wait_for_handler($pid, 2);
 kill INT => $pid;
 my $said = join '', <$messages>;
 waitpid $pid, 0;
