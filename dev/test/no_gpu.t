@@ -159,11 +159,11 @@ for (['8.9 8', '2026-07-17'], ['8.9 6', '2025-11-18', qw(--mlp fp8-backward)]) {
     is($status, 4, 'a counter that stands still');
     like($err, qr/error: the device's counter of energy moved 0 times only: ask for more seconds\n\z/, 'ends the run, which one line says');
     is(scalar(() = checkpoints("$dir/stuck")), 1, 'and its checkpoint is there');
-    my $run = start(@measured, "$dir/signal");
-    for (1 .. 100) { last if () = checkpoints("$dir/signal"); sleep 0.1 }
-    sleep 0.5;
+    my $run = start(@measured, "$dir/signal", '--profile-energy', 600);
+    for (1 .. 600) { last if () = checkpoints("$dir/signal"); sleep 0.1 }
+    sleep 2; # from the checkpoint to the measurement
     kill INT => $run->{pid};
-    ($status) = finish($run, 3);
+    ($status) = finish($run, 60);
     is($status, 3, 'a signal ends it at once');
 }
 done_testing;

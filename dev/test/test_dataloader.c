@@ -502,6 +502,7 @@ static void test_describe(void)
 int main(void)
 {
     make_folder();
+    set_program_name("test_dataloader", 1); // whose notes are not shown
     PART(test_random_shards());
     PART(test_special_shards());
     PART(test_resume(4));
