@@ -161,8 +161,8 @@ for my $ranks (1, 2) {
         @given, '--eval', "hellaswag=$dir/cut.jsonl");
 }
 spew("$dir/long.jsonl", '{"text":"' . 'x' x 600 . ' y"}');
-refuses('too long a text', 1, qr/long.jsonl:1: "text" has 602 tokens, and a batch has room for 510; raise --micro-batch-tokens$/, $trainer, @given,
-    '--micro-batch-tokens', 512, '--eval', "lambada=$dir/long.jsonl");
+refuses('too long a text', 1, qr/long.jsonl:1: "text" has 602 tokens, and a batch has room for 510; raise --micro-batch-tokens$/, $trainer,
+    qw(--preset tiny --model-dim 32 --num-heads 2 --mlp-dim 128 --head bf16 --micro-batch-tokens 512 --init-from), $given[1], '--eval', "lambada=$dir/long.jsonl");
 refuses('no folder for the items', 1, qr{error: --eval-items: /nowhere/x cannot be written: No such file}, $trainer, @given, @made,
     '--eval-items', '/nowhere/x');
 refuses('options without --eval', 0, qr/note: --eval-every: not used: only --eval uses it/, $trainer, @tiny, '--out', "$dir/n", qw(--eval-every 5));

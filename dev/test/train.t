@@ -170,11 +170,19 @@ isnt(losses("$dir/fp8_both")->{20}, losses("$dir/fp8_mlp")->{20}, 'and is not th
 
 # A step of 2e13 FLOPs: the line is there before it, and the run is not waited for.
 write_shard('long_1.bin', documents(140000, 3));
-my $large = start($trainer, @tiny, qw(--model-dim 512 --mlp-dim 2048 --num-heads 4 --micro-batches 64 --micro-batch-tokens 1024 --val-tokens 65536),
-    '--train-files', "$dir/long_1.bin", '--val-files', "$dir/long_1.bin", '--out', "$dir/large");
+my @large = ($trainer, @tiny, qw(--model-dim 512 --mlp-dim 2048 --num-heads 4 --micro-batches 64 --micro-batch-tokens 1024 --val-tokens 65536),
+    '--train-files', "$dir/long_1.bin", '--val-files', "$dir/long_1.bin", '--out');
+my $large = start(@large, "$dir/early");
 my $end = time + 60;
 select undef, undef, undef, 0.02 while !-s "$large->{out}.2" && time < $end;
 is(slurp("/proc/$large->{pid}/comm"), basename($trainer) . "\n", 'ps and top show the name of the program');
+kill 'TERM', $large->{pid};
+my ($ended, undef, $early) = finish($large, 60);
+ok($ended eq '3' && $early !~ /interrupted/, 'a signal before the first step ends it at once: there is nothing to save') or diag "$ended $early";
+$large = start(@large, "$dir/large");
+$end = time + 60;
+select undef, undef, undef, 0.02 while slurp("$large->{out}.1") !~ /^start-up: /m && time < $end;
+sleep 2; # what follows that line takes milliseconds, and the step half a minute
 kill 'TERM', $large->{pid};
 $end = time + 10;
 select undef, undef, undef, 0.02 while slurp("$large->{out}.2") !~ /interrupted/ && time < $end;
