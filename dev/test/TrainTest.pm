@@ -91,7 +91,7 @@ sub run { return finish(start(@_)) }
 sub wait_for_handler {
     my ($pid, $number) = @_;
     my $end = time + 60;
-    sleep 0.002 while time < $end && !(slurp("/proc/$pid/status") =~ /^SigCgt:\s*(\S+)/m && hex($1) >> $number - 1 & 1);
+    sleep 0.002 while time < $end && !(slurp("/proc/$pid/status") =~ /^SigCgt:\s*(\S+)/m && hex(substr $1, -8) >> $number - 1 & 1);
 }
 
 # The first of 40 ports, as child.h has them.
