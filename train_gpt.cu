@@ -437,9 +437,13 @@ static int train_run(Run *r, int argc, char **argv)
         logger_message(r->logger, "resumed %s: %d of %d steps are done", c->resume, t->step, total);
     note_unused(c, true);
     note_full_disk(t, &r->folder);
-    FileHash *hash = comm_rank() == 0 ? file_hash_start(validation_path(t->validation)) : NULL;
+    signals_catch(true); // first: a request in between is not to end one rank alone
     comm_begins();
-    signals_catch(true);
+    if (comm_any(signals_came() || comm_interrupted())) { // of ranks that have met: all end together
+        logger_close(r->logger);
+        return EXIT_INTERRUPTED;
+    }
+    FileHash *hash = comm_rank() == 0 ? file_hash_start(validation_path(t->validation)) : NULL;
     bool stopped = train(r);
     bool done = t->step == total;
     bool saved = save_checkpoint(r, "and the run is over");
@@ -558,7 +562,7 @@ int main(int argc, char **argv)
     if (training)
         note_stop(&run.config, argc, argv);
     join_ranks(&run, training);
-    signals_catch(false); // before the first step there is nothing to save
+    signals_catch(training && comm_is_met()); // else there is nothing to save before the first step
 #ifdef _OPENMP
     if (run.config.threads)
         omp_set_num_threads(run.config.threads);

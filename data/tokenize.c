@@ -36,6 +36,33 @@ typedef struct {
     int64_t document_tokens, used; // of the document being written; of those before it, what training uses
 } Output;
 
+// The folder of a path, owned by the caller.
+static char *folder_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? format_string("%.*s", (int)(slash - path) + 1, path) : xstrdup(".");
+}
+
+static const char *name_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+// Whether --val-out is one of the files that NAME_train_*.bin finds: they would be trained on, or removed.
+static bool val_is_training_shard(const Output *out)
+{
+    struct stat s, t;
+    char *folder = folder_of(out->o->val_out), *own = folder_of(out->prefix),
+         *begins = format_string("%s_train_", name_of(out->prefix));
+    bool same = !stat(folder, &s) && !stat(own, &t) && s.st_dev == t.st_dev && s.st_ino == t.st_ino &&
+                !strncmp(name_of(out->o->val_out), begins, strlen(begins));
+    free(folder);
+    free(own);
+    free(begins);
+    return same;
+}
+
 static bool output_open(Output *out, const TokenizeOptions *o, const Tokenizer *t, Error *e)
 {
     *out = (Output){.o = o, .t = t};
@@ -47,9 +74,14 @@ static bool output_open(Output *out, const TokenizeOptions *o, const Tokenizer *
     if (o->name || slash || (stat(o->out, &s) == 0 && S_ISDIR(s.st_mode))) {
         out->prefix = format_string("%s%s%s", o->out, slash ? "" : "/", o->name ? o->name : "text");
         int failed = make_folders(o->out);
-        return !failed || error_set(e, "cannot make the folder %s: %s", o->out, strerror(failed));
+        if (failed)
+            return error_set(e, "cannot make the folder %s: %s", o->out, strerror(failed));
+    } else {
+        out->prefix = xstrdup(o->out);
     }
-    out->prefix = xstrdup(o->out);
+    if (o->val_out && val_is_training_shard(out))
+        return error_set(e, "--val-out %s has the name of a shard of the training set; give another",
+                         o->val_out);
     return true;
 }
 
@@ -71,26 +103,6 @@ static bool for_validation(const Output *out)
     return out->val.tokens < out->o->val_tokens;
 }
 
-static bool same_file(const char *a, const char *b)
-{
-    struct stat s, t;
-    return !stat(a, &s) && !stat(b, &t) && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
-}
-
-// Opens the writer of a shard. --val-out may name one of the training set.
-static bool open_shard(const Output *out, ShardWriter *w, const char *path, Error *e)
-{
-    char *temporary = format_string("%s.tmp", path);
-    bool taken = out->val.temporary && same_file(out->val.temporary, temporary);
-    for (int i = 0; i < out->train_count; i++)
-        taken = taken || (&out->train[i] != w && same_file(out->train[i].temporary, temporary));
-    free(temporary);
-    if (taken)
-        return error_set(e, "--val-out %s is a shard of the training set; give another name",
-                         out->o->val_out);
-    return shard_writer_open(w, path, tokenizer_vocab_size(out->t), tokenizer_document(out->t), e);
-}
-
 static bool open_train(Output *out, Error *e)
 {
     if (out->train_count && !shard_writer_finish(&out->train[out->train_count - 1], e))
@@ -98,8 +110,7 @@ static bool open_train(Output *out, Error *e)
     out->train = xrealloc(out->train, (size_t)out->train_count + 1, sizeof *out->train);
     char *path = train_path(out, out->train_count + 1);
     ShardWriter *w = &out->train[out->train_count++];
-    *w = (ShardWriter){0};
-    bool good = open_shard(out, w, path, e);
+    bool good = shard_writer_open(w, path, tokenizer_vocab_size(out->t), tokenizer_document(out->t), e);
     free(path);
     return good;
 }
@@ -107,7 +118,8 @@ static bool open_train(Output *out, Error *e)
 static bool open_val(Output *out, Error *e)
 {
     char *path = val_path(out);
-    bool good = open_shard(out, &out->val, path, e);
+    bool good =
+        shard_writer_open(&out->val, path, tokenizer_vocab_size(out->t), tokenizer_document(out->t), e);
     free(path);
     return good;
 }

@@ -6,8 +6,8 @@
 #   WITH=mpi     mpirun starts the ranks in place of ssh          PORT=29500   where rank 0 listens
 #   TRAIN_GPT_SECRET   what the ranks prove each other who they are with; made for this run when it is not set
 #
-# Every machine needs this folder under the same path. When a rank fails, all end. Ctrl-C finishes the step and saves (not with
-# WITH=mpi: mpirun ends its processes).
+# Every machine needs this folder under the same path. When a rank fails, all end. Ctrl-C finishes the step and saves; before
+# the first step there is none (not with WITH=mpi: mpirun ends its processes).
 set -eu -o pipefail
 fail() { printf 'multi_node_ssh: error: %s\n' "$*" >&2; exit 2; }
 

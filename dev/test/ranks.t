@@ -210,12 +210,13 @@ for ([2, 1], [4, 0]) {
     kill 'STOP', (ranks_of($run))[$stops];
     fails("rank $stops of $ranks stands still", qr/\(rank $stops\): error: no progress for 5 s \(--timeout\)/, 30, $run);
 }
+my %said = (1 => 5, 0 => 12); # rank 0, which knows for whom all wait, speaks first
 for my $stops (1, 0) {
     my @runs = started(([long("outside $stops"), '--timeout', 5]) x 2);
     my $other = 1 - $stops;
     wait_for_steps("outside $stops");
     kill 'STOP', $runs[$stops]{pid};
-    fails("rank $stops of those that something has started", qr/\(rank $other\): error: no progress for 5 s \(--timeout\), waiting for rank $stops/, 30, $runs[$other]);
+    fails("rank $stops of those that something has started", qr/\(rank $other\): error: no progress for $said{$stops} s \(--timeout\), waiting for rank $stops/, 40, $runs[$other]);
     kill 'KILL', $runs[$stops]{pid};
     finish($runs[$stops], 10);
 }
@@ -261,6 +262,22 @@ for my $ranks (1, 2) {
     kill 'TERM', $run->{pid};
     is((finish($run, 60))[0], 3, "$ranks ranks are asked to end when nobody reads what they say");
     ok(newest("$dir/$name"), 'and save');
+}
+
+# Before the first step there is nothing to save: one rank is asked, and all end. The network is large, so that its start takes seconds.
+my @slow = (@tiny, qw(--model-dim 512 --mlp-dim 2048 --num-heads 4 --micro-batches 64 --micro-batch-tokens 1024 --val-every 0 --train-files),
+    write_shard('long.bin', documents(140000, 3)));
+for my $by ('--ranks', 'something') {
+    my @out = (@slow, '--out', "$dir/early $by");
+    my @group = $by eq '--ranks' ? start($trainer, @out, '--ranks', 2) : started(\@out, \@out);
+    my $end = time + 60;
+    sleep 0.01 while !-s "$group[0]{out}.2" && time < $end; # that it is for a GPU
+    kill 'TERM', $by eq '--ranks' ? (ranks_of($group[0]))[1] : $group[0]{pid};
+    my @ends = map { [(finish($_, 120))[0, 2]] } @group;
+    is(join(' ', map { $_->[0] } @ends), join(' ', (3) x @group), "one of the ranks that $by has started is asked before the first step: all end") or diag map { $_->[1] } @ends;
+    my $line = 'interrupted: the run ends before its first step; a second request ends at once';
+    is(scalar(() = join('', map { $_->[1] } @ends) =~ /\Q$line\E/g), $by eq '--ranks' ? 0 : 1, $by eq '--ranks' ? 'at once' : 'which one says');
+    is(scalar(() = checkpoints("$dir/early $by")), 0, 'and nothing is saved');
 }
 
 # Ranks that something has started may have nothing to share.

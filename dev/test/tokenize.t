@@ -172,8 +172,8 @@ for my $case (['cut off', '{"text": "a', qr/bad.jsonl:2: not a JSON record/], ['
 }
 {
     my @twice = ('--vocab', 'bytes', '--split', 'blank-lines', '--out', "$dir/twice/", spew("$dir/twice.txt", "one\n\ntwo\n\nthree\n"));
-    refuses('a validation set that is the training set', 1, qr{--val-out \S+/\./text_train_000001\.bin is a shard of the training set}, qw(--val-fraction 0.5 --val-out),
-        "$dir/twice/./text_train_000001.bin", @twice);
+    refuses('a validation set that is the training set', 1, qr{--val-out \S+/\./text_train_000009\.bin has the name of a shard of the training set}, qw(--val-fraction 0.5 --val-out),
+        "$dir/twice/./text_train_000009.bin", @twice);
     is_deeply([shards_in("$dir/twice")], [], 'and no file is left');
     run(@twice);
     refuses('shards in an input folder', 1, qr{/twice/text_train_000001\.bin is a shard of tokens, not text; keep --out outside}, @to, "$dir/twice");

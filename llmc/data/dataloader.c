@@ -62,8 +62,14 @@ static bool no_complete_group(const Loader *l, int shard, Error *e)
 static bool pass_over_shard(const Loader *l, int passed, Error *e)
 {
     const LoaderOptions *o = &l->options;
-    if (passed == l->set.count)
+    if (passed == 1 && l->set.count == 1)
         return no_complete_group(l, l->position.shard, e);
+    if (passed == l->set.count)
+        return error_set(
+            e,
+            "too small: none of the %d training shards makes one group of %d micro-batches of %d "
+            "tokens from documents of at most %d; lower --micro-batch-tokens",
+            passed, o->group_micro_batches, o->micro_batch_tokens, o->max_document);
     if (!l->counting && l->position.epoch == 0) // of many passes the first says it
         note("%s is passed over: its documents, of at most %d tokens each, do not make one group of %d "
              "micro-batches of %d tokens",

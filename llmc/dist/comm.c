@@ -15,6 +15,7 @@ static bool joined;
 static Rendezvous started; // size 0: not by something else
 
 Control *comm_control(void) { return &control; }
+bool comm_is_met(void) { return started.size > 0; }
 const char *comm_launcher(void) { return started.size ? started.source : NULL; }
 
 void comm_open(void)

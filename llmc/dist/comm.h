@@ -33,6 +33,7 @@ void comm_begins(void);      // collective: the first step; before it a request 
 bool comm_interrupted(void); // the program was asked to stop, as its launching process knows
 void comm_answer(void);      // to the first such request, in its handler: a line, of one process alone
 void comm_saved(void);       // no step is left, and all is saved: a request has no answer any more
+bool comm_is_met(void);      // the ranks have met: something else has started them
 int comm_rank(void);
 int comm_size(void);
 

@@ -471,7 +471,9 @@ static void look_for_standstill(Control *c, double idle)
 {
     double limit = control_place_limit(c->place, watch.timeout);
     int other = c->place->waiting_for;
-    if (watch.timeout <= 0 || idle < (c->rank ? 2 * limit + 2 : limit))
+    if (c->rank)
+        limit = 2 * limit + 2;
+    if (watch.timeout <= 0 || idle < limit)
         return;
     if (other >= 0)
         fatal(EXIT_BAD_INPUT, "no progress for %.0f s (--timeout), waiting for rank %d", limit, other);

@@ -58,8 +58,8 @@ void control_all_to_all(Control *c, void *out, const void *in, int64_t bytes);
 void control_all_reduce(Control *c, float *buf, int64_t count);
 
 // Starts the watching thread. check: NULL, or asked several times a second, gives a line when something
-// failed in the background. timeout: seconds without a call or a step after which the rank gives up; 0:
-// somebody else watches.
+// failed in the background. timeout: seconds without a call or a step after which rank 0 gives up, and after
+// twice as many (and two) another rank; 0: somebody else watches.
 void control_watch(Control *c, double timeout, const char *(*check)(void));
 void control_step(Control *c, int step); // the rank is alive, and at this step
 // From here on (on) one rank may be at work for long without a sign of life, a file being brought to the

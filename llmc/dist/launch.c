@@ -97,17 +97,21 @@ typedef struct {
 
 static Shared *shared; // NULL in a program that was not launched
 static Control *own_control;
-static volatile sig_atomic_t saved; // in a program that was not launched
+static volatile sig_atomic_t begun, saved; // in a program that was not launched
 
 bool launch_interrupted(void) { return shared && shared->interrupted; }
 
 void launch_answer(void)
 {
-    static const char line[] = "train_gpt: note: interrupted: this step will be finished and saved; a second "
-                               "request ends at once, without saving\n";
+    static const char amid[] = "train_gpt: note: interrupted: this step will be finished and saved; a second "
+                               "request ends at once, without saving\n",
+                      early[] = "train_gpt: note: interrupted: the run ends before its first step; a second "
+                                "request ends at once\n";
     int code = errno;
+    bool has_begun = shared ? shared->begun : begun;
     if (!own_control && !(shared ? shared->saved : saved)) {
-        ssize_t written = write(STDERR_FILENO, line, sizeof line - 1);
+        ssize_t written = has_begun ? write(STDERR_FILENO, amid, sizeof amid - 1)
+                                    : write(STDERR_FILENO, early, sizeof early - 1);
         (void)written; // a terminal may be gone
     }
     errno = code;
@@ -115,6 +119,7 @@ void launch_answer(void)
 
 void launch_begins(void)
 {
+    begun = 1;
     if (shared)
         shared->begun = 1;
 }
@@ -180,6 +185,10 @@ static void on_end(Watch *w, int rank, int status)
     w->pid[rank] = 0;
     w->left--;
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    if (code == EXIT_INTERRUPTED && !shared->begun) { // this rank alone was asked
+        end_all(w);
+        exit(code);
+    }
     if (code == 0 || code == EXIT_INTERRUPTED) {
         if (code)
             w->status = code;

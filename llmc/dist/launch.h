@@ -2,8 +2,8 @@
 //
 //   parent: no device, no data. Prints the line of the first rank that fails (rank, cause, step), ends the
 //   others and exits with its status; ends all when a rank shows no sign of life for `timeout` seconds;
-//   answers SIGINT, SIGTERM and SIGHUP, and hands them on. rank: a child that dies with its parent, connected
-//   to the others by the control channel.
+//   answers SIGINT, SIGTERM and SIGHUP, and hands them on; before the first step it ends all. rank: a child
+//   that dies with its parent, connected to the others by the control channel.
 #pragma once
 #include "llmc/dist/control.h"
 

@@ -91,7 +91,7 @@ const Option config_options[] = {
      "reads them as bytes",
      false, NULL},
     {"eval-every", OPT_INT, AT(eval_every), "0", 0, 1e9, NULL, "steps between evaluations; 0: only the last", false, NULL},
-    {"eval-items", OPT_TEXT, AT(eval_items), "", 0, 0, NULL, "write a JSON line for each item of an evaluation to this file: losses in nats, tokens, and what was chosen; a run that goes on appends", false, NULL},
+    {"eval-items", OPT_TEXT, AT(eval_items), "", 0, 0, NULL, "write a JSON line for each item of an evaluation to this file: losses in nats, tokens, and what was chosen; a run that goes on appends, and of a step that it repeats the later ones count", false, NULL},
     {"describe", OPT_FLAG, AT(describe), "0", 0, 0, NULL, "write the network of these weights as a line of JSON, as scripts/export reads it, and exit", false, NULL},
     {"deterministic", OPT_FLAG, AT(deterministic), "0", 0, 0, NULL, "fixed order of all sums: attention's backward pass is 2 to 6% slower on Hopper, and the portable one in place of cuDNN's (the CPU always has it)", false, NULL},
     {"attention", OPT_CHOICE, AT(attention), "auto", 0, 0, "auto|cudnn|own", "attention's kernels on a GPU; auto: the fastest that are right there", false, NULL},
@@ -115,7 +115,7 @@ const Option config_options[] = {
     {"gpus", OPT_TEXT, AT(gpus), "all", 0, 0, NULL, "GPUs of this machine, one process each: a number, a list like 0,1 (2, for the third alone), or all that can share the micro-batches", false, NULL},
     {"ranks", OPT_INT, AT(ranks), "1", 1, 8, NULL, "processes that share the work of the CPU program: 1, 2, 4 or 8", false, NULL},
     {"device", OPT_INT, AT(device), "-1", -1, 1023, NULL, "the one GPU of this rank; -1: as --gpus says", false, NULL},
-    {"timeout", OPT_INT, AT(timeout), "120", 1, 1e6, NULL, "seconds without progress, or without an answer from another rank, after which all ranks end", false, NULL},
+    {"timeout", OPT_INT, AT(timeout), "120", 1, 1e6, NULL, "seconds without progress, or without an answer from another rank, after which all ranks end; twice as many where something else has started them and rank 0 itself hangs", false, NULL},
     {"graphs", OPT_CHOICE, AT(graphs), "on", 0, 0, "off|on", "a step is captured as a CUDA graph, or its ops are queued one by one", false, NULL},
     {"pair-exchange", OPT_CHOICE, AT(pair_exchange), "auto", 0, 0, "auto|dense|rows",
      "what ranks send each other of a table that is read by pairs of tokens: all of it, or the rows that "
