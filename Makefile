@@ -202,7 +202,7 @@ train_gpt_cpu: $(CPU)/train_gpt.o $(CPU)/libllmc.a build/programs
 	$(link_cpu)
 $(EXACT)/train_gpt_cpu: $(EXACT)/train_gpt.o $(EXACT)/libllmc.a
 	$(link_cpu)
-tokenize: $(CPU)/data/tokenize_options.o
+tokenize: $(CPU)/data/tokenize_options.o $(CPU)/data/tokenize_output.o
 tokenize order2: %: $(CPU)/data/%.o $(CPU)/libllmc.a build/programs
 	$(link_cpu)
 $(TESTS) $(CPU)/logits: $(CPU)/%: $(CPU)/dev/test/%.o $(CPU)/libllmc.a

@@ -277,7 +277,7 @@ static void load_state(Run *r)
     }
     if (*c->save_init && !weights_save(t, c->save_init, &e))
         fatal(EXIT_BAD_INPUT, "--save-init: %s", e.text);
-    comm_barrier();
+    comm_barrier(); // who is done first waits with patience, too
     comm_patience(false);
 }
 

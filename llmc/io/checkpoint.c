@@ -307,8 +307,8 @@ static bool check_options(const Config *c, const SafeTensors *st, Error *e)
     const char *name, *preset = safetensors_metadata(st, "option.preset");
     bool shapes, other_preset = preset && strcmp(preset, c->preset);
     for (int i = 0; (name = config_option_name(i, &shapes)); i++) {
-        bool open = !strcmp(name, "vocab-size") && !c->vocab_size; // the shards will name it
-        if (!shapes || open)
+        bool unknown = !strcmp(name, "vocab-size") && !c->vocab_size; // until the shards are open
+        if (!shapes || unknown)
             continue;
         char *mine = config_option_value(c, i);
         char *usual = config_option_value(&standard, i);

@@ -67,7 +67,7 @@ const Option config_options[] = {
     {"epochs", OPT_INT, AT(epochs), "1", 1, 1e6, NULL, "passes over the training data before its end is an error", false, NULL},
 
     {"head", OPT_CHOICE, AT(head), NULL, 0, 0, "bf16|fp8", "product of the language-model head in training", true, "Run"},
-    {"mlp", OPT_CHOICE, AT(mlp), "bf16", 0, 0, "bf16|fp8|fp8-backward", "products of the MLP in training: all in bf16, in FP8 forward (of 2026-05-27 the first one alone), or in FP8 both ways (not of 2026-05-27 and 2026-07-17); validation and samples are bf16", true, NULL},
+    {"mlp", OPT_CHOICE, AT(mlp), "bf16", 0, 0, "bf16|fp8|fp8-backward", "products of the MLP in training: all in bf16, in FP8 forward (of 2026-05-27 the first one alone), or in FP8 both ways where the preset's network has scales for that; validation and samples are bf16", true, NULL},
     {"qkv", OPT_CHOICE, AT(qkv), "bf16", 0, 0, "bf16|fp8", "products of q, k and v in training, both ways, where the preset has scales for FP8", true, NULL},
     {"fp8-scales", OPT_CHOICE, AT(fp8_scales), "by-micro-batch", 0, 0, "by-micro-batch|sequential", "delayed scales of FP8 follow the same micro-batch of the step before, the same on any number of GPUs; or they follow all micro-batches and gradients are quantised divided by their number, as in the Python original on one GPU, which must then be the only one", true, NULL},
     {"seed", OPT_INT64, AT(seed), "1337", 0, 9e15, NULL, "of the initial weights", false, NULL},

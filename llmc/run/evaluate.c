@@ -48,7 +48,7 @@ static bool open_items(Evaluation *v, Error *e)
     const char *path = v->t->config->eval_items;
     if (!*path || comm_rank())
         return true;
-    bool goes_on = v->t->loader && *v->t->config->resume; // what came before has its steps
+    bool goes_on = v->t->loader && *v->t->config->resume; // its lines name their steps
     v->items = fopen(path, goes_on ? "ae" : "we");
     return v->items || error_set(e, "--eval-items: %s cannot be written: %s", path, strerror(errno));
 }

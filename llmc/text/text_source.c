@@ -226,7 +226,10 @@ static bool check_is_text(const TextChunk *c, Error *e)
             return error_set(e, "%s is compressed (%s), not text; unpack it, or pipe in what %s writes of it",
                              text_file_name(c->file), formats[i].name, formats[i].unpack);
     }
-    if (c->len >= sizeof magic && (memcpy(&magic, c->bytes, sizeof magic), magic == SHARD_MAGIC))
+    if (c->len < sizeof magic)
+        return true;
+    memcpy(&magic, c->bytes, sizeof magic);
+    if (magic == SHARD_MAGIC)
         return error_set(e, "%s is a shard of tokens, not text; keep --out outside of the input folders",
                          text_file_name(c->file));
     return true;

@@ -93,7 +93,7 @@ static void tune_product(int rows, int in, int out, bool units, bool residual)
         refused |= !gemm_try(&g);
 }
 
-// Of N tokens, on the FP8 units. Tokens that these do not take have slabs, which nothing times.
+// On the FP8 units, of N tokens. Where N is no multiple of 16 slabs of values are multiplied, untimed.
 static void try_weight_grads(const OpSizes *z, int N)
 {
     int d = z->dim, wide = 2 * z->key_dim + d;

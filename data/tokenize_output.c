@@ -1,0 +1,210 @@
+#include "data/tokenize_output.h"
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+// The folder of a path, owned by the caller.
+static char *folder_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? format_string("%.*s", (int)(slash - path) + 1, path) : xstrdup(".");
+}
+
+static const char *name_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+// Whether --val-out is one of the files that NAME_train_*.bin finds: they would be trained on, or removed.
+static bool val_is_training_shard(const Output *out)
+{
+    struct stat s, t;
+    char *folder = folder_of(out->o->val_out), *own = folder_of(out->prefix),
+         *begins = format_string("%s_train_", name_of(out->prefix));
+    bool same = !stat(folder, &s) && !stat(own, &t) && s.st_dev == t.st_dev && s.st_ino == t.st_ino &&
+                !strncmp(name_of(out->o->val_out), begins, strlen(begins));
+    free(folder);
+    free(own);
+    free(begins);
+    return same;
+}
+
+bool output_open(Output *out, const TokenizeOptions *o, const Tokenizer *t, Error *e)
+{
+    *out = (Output){.o = o, .t = t};
+    struct stat s;
+    size_t len = strlen(o->out);
+    if (len == 0)
+        return error_set(e, "--out is empty");
+    bool slash = o->out[len - 1] == '/';
+    if (o->name || slash || (stat(o->out, &s) == 0 && S_ISDIR(s.st_mode))) {
+        out->prefix = format_string("%s%s%s", o->out, slash ? "" : "/", o->name ? o->name : "text");
+        int failed = make_folders(o->out);
+        if (failed)
+            return error_set(e, "cannot make the folder %s: %s", o->out, strerror(failed));
+    } else {
+        out->prefix = xstrdup(o->out);
+    }
+    if (o->val_out && val_is_training_shard(out))
+        return error_set(e, "--val-out %s has the name of a shard of the training set; give another",
+                         o->val_out);
+    return true;
+}
+
+static char *val_path(const Output *out)
+{
+    return out->o->val_out ? xstrdup(out->o->val_out) : format_string("%s_val_000000.bin", out->prefix);
+}
+
+static char *train_path(const Output *out, int number)
+{
+    return format_string("%s_train_%06d.bin", out->prefix, number);
+}
+
+static bool for_validation(const Output *out)
+{
+    double f = out->o->val_fraction, i = (double)out->documents;
+    if (f > 0)
+        return floor((i + 1) * f) > floor(i * f);
+    return out->val.tokens < out->o->val_tokens;
+}
+
+static bool open_train(Output *out, Error *e)
+{
+    if (out->train_count && !shard_writer_finish(&out->train[out->train_count - 1], e))
+        return false;
+    out->train = xrealloc(out->train, (size_t)out->train_count + 1, sizeof *out->train);
+    char *path = train_path(out, out->train_count + 1);
+    ShardWriter *w = &out->train[out->train_count++];
+    bool good = shard_writer_open(w, path, tokenizer_vocab_size(out->t), tokenizer_document(out->t), e);
+    free(path);
+    return good;
+}
+
+static bool open_val(Output *out, Error *e)
+{
+    char *path = val_path(out);
+    bool good =
+        shard_writer_open(&out->val, path, tokenizer_vocab_size(out->t), tokenizer_document(out->t), e);
+    free(path);
+    return good;
+}
+
+void output_end_document(Output *out)
+{
+    out->used += min_i64(out->document_tokens, MAX_DOCUMENT);
+    out->document_tokens = 0;
+}
+
+bool output_begin_document(Output *out, Error *e)
+{
+    bool val = for_validation(out);
+    output_end_document(out);
+    out->documents++;
+    if (val) {
+        out->current = &out->val;
+        return out->val.path || open_val(out, e);
+    }
+    bool full = out->train_count && out->train[out->train_count - 1].tokens >= out->o->shard_tokens;
+    if ((full || !out->train_count) && !open_train(out, e))
+        return false;
+    out->current = &out->train[out->train_count - 1];
+    return true;
+}
+
+// Data sets are replaced as a whole: shards of an older, larger one would be picked up by NAME_train_*.bin.
+static void remove_older(const Output *out)
+{
+    int removed = 0;
+    for (bool there = true; there; removed += there) {
+        char *path = train_path(out, out->train_count + 1 + removed);
+        there = unlink(path) == 0;
+        free(path);
+    }
+    if (removed)
+        note("removed %d shards of an older %s data set", removed, out->prefix);
+}
+
+// A call that writes one of the two sets leaves the other, which may be of the same text.
+static void note_other_set(const Output *out)
+{
+    if (out->val.path && out->train_count)
+        return;
+    char *other = out->val.path ? train_path(out, 1) : val_path(out), shown[1024];
+    escape_text(shown, sizeof shown, other);
+    if (!access(other, F_OK))
+        note("%s is of an earlier call and stays: training and validation must not have the same text",
+             shown);
+    free(other);
+}
+
+// Complaints that can only be made once everything was read.
+static bool output_check(const Output *out, Error *e)
+{
+    const TokenizeOptions *o = out->o;
+    if (out->tokens == out->documents)
+        return error_set(e, "the input holds no text (%lld documents)", (long long)out->documents);
+    if (o->val_tokens && (out->val.tokens < o->val_tokens || !out->train_count)) {
+        return error_set(
+            e,
+            "--val-tokens %lld takes the whole input of %lld tokens and leaves none for training; "
+            "lower it, add text, make more documents of a text file with --split, or use "
+            "--val-fraction 1 for a validation set alone",
+            (long long)o->val_tokens, (long long)out->tokens);
+    }
+    if (o->val_fraction > 0 && !out->val.path) {
+        return error_set(
+            e,
+            "--val-fraction %g of %lld documents is not one document; raise it, use --val-tokens, or "
+            "make more documents of a text file with --split",
+            o->val_fraction, (long long)out->documents);
+    }
+    return true;
+}
+
+static void print_shard(const ShardWriter *w)
+{
+    char path[1024];
+    escape_text(path, sizeof path, w->path);
+    printf("%s: %lld tokens\n", path, (long long)w->tokens);
+}
+
+bool output_publish(Output *out, Error *e)
+{
+    ShardWriter *last = out->train_count ? &out->train[out->train_count - 1] : NULL;
+    if (!output_check(out, e) || (last && !shard_writer_finish(last, e)))
+        return false;
+    if (out->val.path && !shard_writer_finish(&out->val, e))
+        return false;
+    for (int i = 0; i < out->train_count; i++) {
+        if (!shard_writer_publish(&out->train[i], e))
+            return false;
+        print_shard(&out->train[i]);
+    }
+    if (out->val.path) {
+        if (!shard_writer_publish(&out->val, e))
+            return false;
+        print_shard(&out->val);
+    }
+    if (out->train_count)
+        remove_older(out);
+    note_other_set(out);
+    if (out->train_count > 1 && last->tokens < out->o->shard_tokens / 20) {
+        note("the last shard is small; training needs one whole step (8 micro-batches) from every shard, or "
+             "move it away");
+    }
+    return true;
+}
+
+void output_free(Output *out)
+{
+    for (int i = 0; i < out->train_count; i++)
+        shard_writer_free(&out->train[i]);
+    shard_writer_free(&out->val);
+    free(out->train);
+    free(out->prefix);
+}
