@@ -12,10 +12,12 @@
 #include "llmc/text/tokenizer.h"
 #include <errno.h>
 #include <math.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -130,8 +132,26 @@ static void wait_for(Ring *ring, Job *job)
 
 // ---- the run ----------------------------------------------------------------------------------------------
 
-static volatile sig_atomic_t interrupted;
-static void on_signal(int number) { interrupted = number; }
+// SIGINT and SIGTERM are blocked and read from this descriptor: a handler that runs just before read(2) does
+// not end the wait for a pipe.
+static int catch_requests_to_stop(void)
+{
+    sigset_t requests;
+    sigemptyset(&requests);
+    sigaddset(&requests, SIGINT);
+    sigaddset(&requests, SIGTERM);
+    sigprocmask(SIG_BLOCK, &requests, NULL); // of the threads to come, too
+    int fd = signalfd(-1, &requests, SFD_CLOEXEC);
+    if (fd < 0)
+        fatal(EXIT_BAD_INPUT, "signalfd: %s", strerror(errno));
+    return fd;
+}
+
+static bool interrupted(int requests)
+{
+    struct pollfd request = {.fd = requests, .events = POLLIN};
+    return poll(&request, 1, 0) > 0;
+}
 
 typedef struct {
     int64_t read, total; // bytes of input, for the progress line; total -1: unknown
@@ -186,7 +206,7 @@ static bool write_job(Output *out, Progress *p, const Job *job, Error *e)
 
 // Feeds the ring and writes what comes out, oldest first. False with a message on the first error in input
 // order.
-static bool pump(Ring *ring, TextReader *reader, Output *out, Progress *p, Error *e)
+static bool pump(Ring *ring, TextReader *reader, int requests, Output *out, Progress *p, Error *e)
 {
     Error read_error;
     ChunkStatus status = CHUNK_READ;
@@ -200,7 +220,7 @@ static bool pump(Ring *ring, TextReader *reader, Output *out, Progress *p, Error
             break;
         Job *job = &ring->jobs[written++ % ring->count];
         wait_for(ring, job);
-        if (interrupted)
+        if (interrupted(requests))
             return error_set(e, "interrupted");
         if (!write_job(out, p, job, e))
             return false;
@@ -211,8 +231,8 @@ static bool pump(Ring *ring, TextReader *reader, Output *out, Progress *p, Error
     return status == CHUNK_NONE;
 }
 
-static bool run_threads(const TokenizeOptions *o, const Tokenizer *t, const TextFileList *files, Output *out,
-                        Progress *p, Error *e)
+static bool run_threads(const TokenizeOptions *o, const Tokenizer *t, const TextFileList *files, int requests,
+                        Output *out, Progress *p, Error *e)
 {
     Ring ring = {.t = t, .count = 2 * o->threads + 2};
     ring.jobs = xcalloc((size_t)ring.count, sizeof *ring.jobs);
@@ -223,8 +243,8 @@ static bool run_threads(const TokenizeOptions *o, const Tokenizer *t, const Text
     int started = 0, refused = 0; // fewer threads than asked for still do the work
     while (started < o->threads && !(refused = pthread_create(&threads[started], NULL, worker, &ring)))
         started++;
-    TextReader *reader = text_reader_create(files);
-    bool good = started ? pump(&ring, reader, out, p, e)
+    TextReader *reader = text_reader_create(files, requests);
+    bool good = started ? pump(&ring, reader, requests, out, p, e)
                         : error_set(e, "cannot start a thread: %s", strerror(refused));
     pthread_mutex_lock(&ring.lock);
     ring.stop = true;
@@ -325,13 +345,13 @@ static void write_log(const Output *out, const TokenizeOptions *o, const TextFil
     free(classes);
 }
 
-static bool tokenize(const TokenizeOptions *o, const Tokenizer *t, const TextFileList *files, Progress *p,
-                     Error *e)
+static bool tokenize(const TokenizeOptions *o, const Tokenizer *t, const TextFileList *files, int requests,
+                     Progress *p, Error *e)
 {
     Output out;
     p->start = p->last_shown = seconds_now();
     p->terminal = isatty(STDERR_FILENO);
-    bool good = output_open(&out, o, t, e) && run_threads(o, t, files, &out, p, e);
+    bool good = output_open(&out, o, t, e) && run_threads(o, t, files, requests, &out, p, e);
     if (p->terminal)
         fputs("\r\033[K", stderr);
     if (good)
@@ -360,9 +380,7 @@ int main(int argc, char **argv)
     open_standard_streams();
     set_program_name("tokenize", -1);
     TokenizeOptions o = tokenize_options(argc, argv);
-    struct sigaction action = {.sa_handler = on_signal};
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
+    int requests = catch_requests_to_stop();
     signal(SIGXFSZ, SIG_IGN); // a file size limit then fails the write, with a message
     Error e;
     TextFileList files = {.split = o.split};
@@ -372,8 +390,8 @@ int main(int argc, char **argv)
     Tokenizer *t = tokenizer_load(o.vocab, &e);
     if (!t)
         fatal(EXIT_BAD_INPUT, "%s", e.text);
-    bool good = tokenize(&o, t, &files, &progress, &e);
-    if (!good && interrupted)
+    bool good = tokenize(&o, t, &files, requests, &progress, &e);
+    if (!good && interrupted(requests))
         fatal(EXIT_INTERRUPTED, "interrupted; nothing was written");
     if (!good)
         fatal(EXIT_BAD_INPUT, "%s", e.text);

@@ -11,7 +11,7 @@ use Test::More;
 use Time::HiRes qw(sleep stat time);
 
 our @EXPORT = qw($root $dir $trainer $exact @tiny @gpus write_shard slurp spew documents start finish run run_ok run_together refuses losses log_text
-    tensors floats to_bf16 same_state distance val_losses newest checkpoint checkpoints logs mpirun have_mpi rewrite first_port wait_for_handler);
+    tensors floats to_bf16 same_state distance val_losses newest checkpoint checkpoints logs mpirun have_mpi rewrite first_port wait_for_signal_set);
 
 our $root = dirname(dirname(dirname(abs_path(__FILE__))));
 our $dir = tempdir(CLEANUP => 1);
@@ -87,11 +87,14 @@ sub finish {
 
 sub run { return finish(start(@_)) }
 
-# Waits until the process catches a signal, by its number.
-sub wait_for_handler {
-    my ($pid, $number) = @_;
-    my $end = time + 60;
-    sleep 0.002 while time < $end && !(slurp("/proc/$pid/status") =~ /^SigCgt:\s*(\S+)/m && hex(substr $1, -8) >> $number - 1 & 1);
+# Waits until the process is perl no more, and a signal, by its number, is in one of its sets: SigCgt, SigBlk (proc(5)).
+sub wait_for_signal_set {
+    my ($pid, $set, $number) = @_;
+    my ($end, $perl) = (time + 60, readlink "/proc/$$/exe");
+    while (time < $end) {
+        last if (readlink("/proc/$pid/exe") // $perl) ne $perl && slurp("/proc/$pid/status") =~ /^$set:\s*(\S+)/m && hex(substr $1, -8) >> $number - 1 & 1;
+        sleep 0.002;
+    }
 }
 
 # The first of 40 ports, as child.h has them.

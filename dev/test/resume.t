@@ -126,7 +126,7 @@ for my $signal (qw(INT TERM HUP)) {
 
     my @slow = (@tiny, '--resume', newest($folder), '--eval-only', '--val-tokens', 512 * 200, '--val-files', write_shard('long.bin', documents(512 * 200 + 1, 3)));
     $run = start($trainer, @slow);
-    wait_for_handler($run->{pid}, 15);
+    wait_for_signal_set($run->{pid}, SigCgt => 15);
     kill 'TERM', $run->{pid};
     ($status, undef, $err) = finish($run);
     is($status, 3, 'where nothing is to be saved, one signal is enough') or diag $err;

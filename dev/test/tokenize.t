@@ -11,9 +11,11 @@ use IPC::Open3 qw(open3);
 use MIME::Base64 qw(encode_base64);
 use Symbol qw(gensym);
 use FindBin;
+use IO::Select;
 use lib $FindBin::Bin;
-use TrainTest qw(spew slurp wait_for_handler);
+use TrainTest qw(spew slurp wait_for_signal_set);
 use Test::More;
+use Time::HiRes qw(sleep);
 
 my $root = dirname(dirname(dirname(abs_path(__FILE__))));
 my $program = $ENV{TOKENIZE} // "$root/tokenize";
@@ -201,13 +203,24 @@ system "ulimit -f 2000; '$program' --vocab bytes --out '$dir/t1' '$dir/many.json
 ok($? >> 8 == 1 && slurp("$dir/stderr") =~ /^tokenize: error: cannot write \S+: .*\n\z/, 'a write that fails: ' . slurp("$dir/stderr") =~ s/\n//r);
 ok($before eq slurp("$dir/t1_train_000001.bin") && !glob("$dir/t1*.tmp"), 'and the older shard is as it was');
 
-# Interrupted while it waits for its input.
-my $pid = open3(my $to, my $from, my $messages = gensym, $program, @to, '-');
-wait_for_handler($pid, 2);
-kill INT => $pid;
-my $said = join '', <$messages>;
-waitpid $pid, 0;
-ok($? >> 8 == 3 && $said =~ /interrupted; nothing was written/ && !shards_in("$dir/refused"), 'interrupted: its own status, no file left');
+# Interrupted: while it waits for its input, just before it does, and behind the last bytes of a pipe that stays open.
+sub interrupt {
+    my ($input, $wait) = @_;
+    my $pid = open3(my $to, my $from, my $messages = gensym, $program, @to, '-');
+    syswrite $to, $input;
+    wait_for_signal_set($pid, SigBlk => 2);
+    sleep $wait;
+    kill INT => $pid;
+    my $said = '';
+    my $ends = IO::Select->new($messages)->can_read(30) && sysread $messages, $said, 1000;
+    kill KILL => $pid if !$ends;
+    waitpid $pid, 0;
+    return !$ends ? 'goes on' : ($? >> 8) . " $said";
+}
+my @answers = map { interrupt($_ & 1 ? 'text' : '', $_ % 10 ? 0 : 0.1) } 1 .. 40;
+my @wrong = grep { !/\A3 tokenize: error: interrupted; nothing was written\n\z/ } @answers;
+is("@wrong", '', 'interrupted 40 times: its own status, one line');
+is_deeply([shards_in("$dir/refused")], [], 'and no file left');
 
 # ---- chunks with merges ------------------------------------------------------------------------------------------------
 

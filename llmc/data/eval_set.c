@@ -282,7 +282,7 @@ bool eval_set_open(EvalSet *set, const EvalEntry *entry, const Tokenizer *tokeni
                      .per_item = entry->task == EVAL_HELLASWAG ? EVAL_ENDINGS : 1};
     Builder b = {.set = set, .tokenizer = tokenizer, .longest = longest, .piece = piece};
     b.encoder = text_encoder_create(tokenizer);
-    TextReader *reader = text_reader_create(&files);
+    TextReader *reader = text_reader_create(&files, -1);
     bool good = text_files_add(&files, entry->path, format, e) && read_chunks(&b, reader, e);
     if (good && !set->count)
         good = error_set(e, "%s: holds no text", entry->path);

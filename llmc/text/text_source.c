@@ -4,6 +4,7 @@
 #include "llmc/text/tokenizer.h"
 #include <dirent.h>
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -115,16 +116,18 @@ struct TextReader {
     const TextFileList *list;
     size_t next_file; // the open file is the one before
     int fd;           // -1: none open
+    int interrupt;    // -1: none
     bool file_begins, file_ends;
     int64_t line;
     char *kept; // bytes read beyond the last chunk's end
     size_t kept_len, kept_capacity;
 };
 
-TextReader *text_reader_create(const TextFileList *list)
+TextReader *text_reader_create(const TextFileList *list, int interrupt)
 {
     TextReader *r = xcalloc(1, sizeof *r);
     r->list = list;
+    r->interrupt = interrupt;
     r->fd = -1;
     return r;
 }
@@ -186,6 +189,15 @@ static size_t find_pieces(const TextReader *r, TextChunk *c)
     return at;
 }
 
+// Waits for bytes of the open file. False with a message: what came is the interruption.
+static bool wait_for_bytes(const TextReader *r, Error *e)
+{
+    struct pollfd ready[] = {{.fd = r->fd, .events = POLLIN}, {.fd = r->interrupt, .events = POLLIN}};
+    while (poll(ready, 2, -1) < 0 && errno == EINTR) {
+    }
+    return ready[1].revents == 0 || error_set(e, "interrupted");
+}
+
 // One read(2); sets file_ends at the end of the file.
 static bool read_more(TextReader *r, TextChunk *c, Error *e)
 {
@@ -196,9 +208,10 @@ static bool read_more(TextReader *r, TextChunk *c, Error *e)
                          : c->split     ? "a blank line"
                                         : "a space between two letters");
     }
+    if (!wait_for_bytes(r, e))
+        return false;
     c->bytes = grow(c->bytes, &c->capacity, c->len + CHUNK, 1);
-    ssize_t got =
-        read(r->fd, c->bytes + c->len, CHUNK); // a signal ends it: waiting on a pipe can be interrupted
+    ssize_t got = read(r->fd, c->bytes + c->len, CHUNK);
     if (got < 0)
         return error_set(e, "cannot read the input %s: %s", text_file_name(c->file), strerror(errno));
     c->len += (size_t)got;

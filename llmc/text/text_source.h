@@ -48,7 +48,9 @@ typedef struct {
 void text_chunk_free(TextChunk *chunk);
 
 typedef struct TextReader TextReader;
-TextReader *text_reader_create(const TextFileList *list); // the list must outlive it
+// The list must outlive it. interrupt: a descriptor, the caller's; once it can be read from, the next read of
+// input, or the wait for it, is an error. -1: none.
+TextReader *text_reader_create(const TextFileList *list, int interrupt);
 void text_reader_free(TextReader *r);
 
 typedef enum { CHUNK_READ, CHUNK_NONE, CHUNK_ERROR } ChunkStatus;
