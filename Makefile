@@ -234,7 +234,7 @@ build/one_gpu/libnccl.so.2: dev/test/one_gpu_nccl.cu
 	@echo "  nvcc  $<"
 	$(Q)$(NVCC) $(NVCC_FLAGS) -shared -cudart shared -Xcompiler -fPIC $< -o $@
 # Stands in for CUDA where there is no GPU.
-build/no_gpu/no_gpu.so: $(addprefix dev/test/no_gpu/,runtime.c kernels.c products.c no_gpu.h) $(CUDA)/flags
+build/no_gpu/no_gpu.so: $(addprefix dev/test/no_gpu/,runtime.c kernels.c products.c no_gpu.h products.h) $(CUDA)/flags
 	@mkdir -p $(@D)
 	@echo "  cc    dev/test/no_gpu"
 	$(Q)$(CC) $(CUDA_CFLAGS) -shared -fPIC $(filter %.c,$^) -o $@ -lstdc++
@@ -245,6 +245,29 @@ build/no_gpu/nvml/libnvidia-ml.so.1: dev/test/no_gpu/nvml.c $(CUDA)/flags
 	@mkdir -p $(@D)
 	@echo "  cc    $<"
 	$(Q)$(CC) $(CUDA_CFLAGS) -shared -fPIC $< -o $@
+# The CUDA program with its kernels run by the CPU (dev/test/emulate): the same sources, launches as calls.
+EMULATED := build/emulated
+EMULATED_SRC := $(patsubst %,$(EMULATED)/src/%,$(filter-out llmc/cuda/sm80/%,$(wildcard llmc/cuda/*/*.cu llmc/cuda/*/*.cuh)))
+EMULATED_FLAGS = -std=c++17 -O2 -march=$(MARCH) -fopenmp-simd -w -Wno-psabi -DUSE_CUDA -Idev/test/emulate/include -I$(EMULATED)/src -I. $(CUDA_INCLUDES) -MMD -MP
+$(EMULATED)/flags: needed FORCE
+	$(call stamp,$(CXX) $(EMULATED_FLAGS))
+$(EMULATED)/src/%: % dev/test/emulate/transform.pl
+	@mkdir -p $(@D)
+	@dev/test/emulate/transform.pl $< $@
+$(EMULATED)/%.o: $(EMULATED)/src/%.cu $(EMULATED)/flags | $(EMULATED_SRC)
+	@mkdir -p $(@D)
+	@echo "  c++   $*.cu (emulated)"
+	$(Q)$(CXX) $(EMULATED_FLAGS) -include dev/test/emulate/language.h -x c++ -c $< -o $@
+$(EMULATED)/launch.o: dev/test/emulate/launch.cc $(EMULATED)/flags
+	@mkdir -p $(@D)
+	$(Q)$(CXX) $(EMULATED_FLAGS) -U_FORTIFY_SOURCE -c $< -o $@
+EMULATED_OBJECTS := $(CUDA_SRC:%.cu=$(EMULATED)/%.o) $(EMULATED)/launch.o $(addprefix $(CUDA)/dev/test/,no_gpu/runtime.o no_gpu/products.o emulate/products.o) $(CUDA_HOST_SRC:%.c=$(CUDA)/%.o)
+EMULATED_PROGRAMS := $(addprefix $(EMULATED)/,train_gpt test_ops_gpu test_attention_gpu test_ns_gpu faults)
+$(EMULATED)/train_gpt: $(CUDA)/train_gpt.o build/source_text.o
+$(filter %_gpu,$(EMULATED_PROGRAMS)): $(EMULATED)/%: $(CUDA)/dev/test/%.o
+$(EMULATED)/faults: $(EMULATED)/dev/test/emulate/faults.o
+$(EMULATED_PROGRAMS): $(EMULATED_OBJECTS)
+	$(Q)$(CXX) $(filter %.o,$^) -o $@ $(addprefix -L,$(CUDA_LIBS_AT)) $(addprefix -Wl$(comma)-rpath$(comma),$(CUDA_LIBS_AT)) $(call shared_library,cudnn) $(LDLIBS)
 NO_GPU := build/no_gpu/no_gpu.so build/no_gpu/refusals build/no_gpu/nvml/libnvidia-ml.so.1
 REF := build/ref/libref_bf16.so build/ref/libref_fp32.so
 test-gpu-programs: train_gpt $(GPU_TESTS) $(REF) $(if $(NCCL_VERSION),build/one_gpu/libnccl.so.2)
@@ -305,7 +328,7 @@ quickstart:
 	@scripts/quickstart.sh
 test-programs: programs $(TESTS) $(EXACT_TESTS) $(EXACT)/train_gpt_cpu $(CPU)/manual $(CPU)/logits $(EXACT)/logits
 test: deps
-	@$(MAKE) $(SUBMAKE) found test-programs $(if $(NVCC),cuda $(NO_GPU))
+	@$(MAKE) $(SUBMAKE) found test-programs $(if $(NVCC),cuda $(NO_GPU) $(EMULATED_PROGRAMS) $(REF))
 	@BUILD=$(CPU) dev/test/run cpu
 # One test: T is test_ops, train.t or gpu/cpu.t.
 TEST := $(patsubst dev/test/%,%,$(T:.c=))

@@ -1,22 +1,9 @@
-// cuBLASLt of the stand-in (no_gpu.h): products are checked and give nothing.
-#include "dev/test/no_gpu/no_gpu.h"
-#include <cublasLt.h>
+// cuBLASLt of the stand-in (no_gpu.h): products are checked; what they give is compute_product's.
+#include "dev/test/no_gpu/products.h"
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct {
-    cudaDataType_t type;
-    uint64_t rows, cols;
-    int64_t ld, stride; // elements
-    int32_t batch;
-    int32_t order;
-} Layout;
-
-typedef struct {
-    int32_t transposed[2]; // cublasOperation_t of A and B
-} Product;
 
 static size_t element_of(cudaDataType_t type)
 {
@@ -90,6 +77,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMa
     Product *p = (Product *)d;
     if (a == CUBLASLT_MATMUL_DESC_TRANSA || a == CUBLASLT_MATMUL_DESC_TRANSB)
         memcpy(&p->transposed[a == CUBLASLT_MATMUL_DESC_TRANSB], value, sizeof p->transposed[0]);
+    if (a == CUBLASLT_MATMUL_DESC_POINTER_MODE)
+        memcpy(&p->pointers, value, sizeof p->pointers);
     (void)bytes;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -186,7 +175,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
                               const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t bytes,
                               cudaStream_t s)
 {
-    (void)handle, (void)alpha, (void)beta, (void)algorithm, (void)s;
+    (void)handle, (void)algorithm;
     check_shapes((const Product *)d, (const Layout *)a, (const Layout *)b, (const Layout *)out);
     check_matrix("A of a product", pa, (const Layout *)a);
     check_matrix("B of a product", pb, (const Layout *)b);
@@ -195,5 +184,22 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
     check_matrix("D of a product", pd, (const Layout *)out);
     if (bytes)
         need_device("the workspace of a product", workspace, bytes);
+    if (compute_product) {
+        bool on_device = ((const Product *)d)->pointers == CUBLASLT_POINTER_MODE_DEVICE;
+        ProductCall call = {.product = *(const Product *)d,
+                            .alpha = *(const float *)alpha,
+                            .beta = *(const float *)beta,
+                            .device_alpha = on_device ? alpha : NULL,
+                            .device_beta = on_device ? beta : NULL,
+                            .a = pa,
+                            .b = pb,
+                            .c = pc,
+                            .out = pd,
+                            .of_a = *(const Layout *)a,
+                            .of_b = *(const Layout *)b,
+                            .of_c = *(const Layout *)c,
+                            .of_out = *(const Layout *)out};
+        stream_work(s, compute_product, &call, sizeof call);
+    }
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -93,7 +93,13 @@ const char *cudaGetErrorString(cudaError_t e)
 
 struct CUevent_st {
     double seconds;
-    const void *capture;
+    struct CUstream_st *capture;
+};
+struct CUgraph_st {
+    Work *first; // owned, until a graph to launch takes it
+};
+struct CUgraphExec_st {
+    Work *first; // owned
 };
 static struct CUstream_st *streams;
 
@@ -109,6 +115,20 @@ void may_wait(const char *call, const struct CUstream_st *only)
     for (struct CUstream_st *s = streams; s; s = s->next)
         if (s->capture && (only ? s == only : !s->relaxed))
             refuse("%s while a stream is under capture", call);
+}
+
+void stream_work(cudaStream_t s, void (*run)(const void *argument), const void *argument, size_t bytes)
+{
+    if (!s || !s->capture) {
+        run(argument);
+        return;
+    }
+    Work *w = calloc(1, sizeof *w), ***end = &s->capture->end;
+    w->run = run;
+    w->argument = malloc(bytes);
+    memcpy(w->argument, argument, bytes);
+    **end = w;
+    *end = &w->next;
 }
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority)
@@ -219,6 +239,8 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mo
         refuse("cudaStreamBeginCapture of %s", s ? "a stream under capture" : "the default stream");
     s->capture = s;
     s->relaxed = mode == cudaStreamCaptureModeRelaxed;
+    s->first = NULL;
+    s->end = &s->first;
     return cudaSuccess;
 }
 
@@ -229,7 +251,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph)
     for (struct CUstream_st *i = streams; i; i = i->next)
         if (i->capture == s)
             i->capture = NULL;
-    *graph = malloc(1);
+    *graph = calloc(1, sizeof **graph);
+    (*graph)->first = s->first;
     return cudaSuccess;
 }
 
@@ -241,8 +264,10 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *e, cudaGraph_t graph, unsigned long long flags)
 {
-    (void)graph, (void)flags;
-    *e = malloc(1);
+    (void)flags;
+    *e = calloc(1, sizeof **e);
+    (*e)->first = graph->first;
+    graph->first = NULL;
     return cudaSuccess;
 }
 
@@ -250,19 +275,33 @@ unsigned long long no_gpu_graph_launches; // for nvml.c
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t e, cudaStream_t s)
 {
-    (void)e, (void)s;
+    (void)s;
     no_gpu_graph_launches++;
+    for (const Work *w = e->first; w; w = w->next)
+        w->run(w->argument);
     return cudaSuccess;
+}
+
+static void free_work(Work *w)
+{
+    while (w) {
+        Work *next = w->next;
+        free(w->argument);
+        free(w);
+        w = next;
+    }
 }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 {
+    free_work(graph->first);
     free(graph);
     return cudaSuccess;
 }
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t e)
 {
+    free_work(e->first);
     free(e);
     return cudaSuccess;
 }
@@ -361,51 +400,70 @@ void need_device(const char *call, const void *p, size_t bytes)
 }
 
 // Pages that become zero go back, so that arrays of a GPU's size take no memory.
-static cudaError_t set(const char *call, void *p, int value, size_t bytes)
+static void fill(void *p, int value, size_t bytes)
 {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t first = ((uintptr_t)p + page - 1) / page * page, end = ((uintptr_t)p + bytes) / page * page;
-    if (!bytes)
-        return cudaSuccess;
-    need_device(call, p, bytes);
     if (value || end <= first) {
         memset(p, value, bytes);
-        return cudaSuccess;
+        return;
     }
     memset(p, 0, first - (uintptr_t)p);
     madvise((void *)first, end - first, MADV_DONTNEED);
     memset((void *)end, 0, (uintptr_t)p + bytes - end);
-    return cudaSuccess;
 }
 
-static cudaError_t copy(const char *call, void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
+static void check_copy(const char *call, void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
+{
+    if (bytes && (kind == cudaMemcpyDeviceToDevice || kind == cudaMemcpyHostToDevice))
+        need_device(call, to, bytes);
+    if (bytes && (kind == cudaMemcpyDeviceToDevice || kind == cudaMemcpyDeviceToHost))
+        need_device(call, from, bytes);
+}
+
+// Of a stream: checked at once.
+typedef struct {
+    void *to;
+    const void *from; // NULL: bytes of value
+    size_t bytes;
+    int value;
+} Transfer;
+
+static void transfer(const void *argument)
+{
+    const Transfer *t = argument;
+    if (t->from)
+        memmove(t->to, t->from, t->bytes);
+    else
+        fill(t->to, t->value, t->bytes);
+}
+
+static cudaError_t set(const char *call, void *p, int value, size_t bytes, cudaStream_t s)
 {
     if (!bytes)
         return cudaSuccess;
-    if (kind == cudaMemcpyDeviceToDevice || kind == cudaMemcpyHostToDevice)
-        need_device(call, to, bytes);
-    if (kind == cudaMemcpyDeviceToDevice || kind == cudaMemcpyDeviceToHost)
-        need_device(call, from, bytes);
-    memmove(to, from, bytes);
+    need_device(call, p, bytes);
+    stream_work(s, transfer, &(Transfer){p, NULL, bytes, value}, sizeof(Transfer));
     return cudaSuccess;
 }
 
 cudaError_t cudaMemset(void *p, int value, size_t bytes)
 {
     may_wait("cudaMemset", NULL);
-    return set("cudaMemset", p, value, bytes);
+    return set("cudaMemset", p, value, bytes, NULL);
 }
 
 cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s)
 {
-    (void)s;
-    return set("cudaMemsetAsync", p, value, bytes);
+    return set("cudaMemsetAsync", p, value, bytes, s);
 }
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
 {
     may_wait("cudaMemcpy", NULL);
-    return copy("cudaMemcpy", to, from, bytes, kind);
+    check_copy("cudaMemcpy", to, from, bytes, kind);
+    memmove(to, from, bytes);
+    return cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
@@ -413,5 +471,8 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
 {
     if (s && s->capture && kind == cudaMemcpyDeviceToHost && !allocation_of(to, bytes))
         refuse("cudaMemcpyAsync to pageable memory in a graph");
-    return copy("cudaMemcpyAsync", to, from, bytes, kind);
+    check_copy("cudaMemcpyAsync", to, from, bytes, kind);
+    if (bytes)
+        stream_work(s, transfer, &(Transfer){to, from, bytes, 0}, sizeof(Transfer));
+    return cudaSuccess;
 }

@@ -69,6 +69,7 @@ static __device__ __forceinline__ void load_tile(floatX *tile, const floatX *hea
 // ---- products --------------------------------------------------------------------------------------------
 
 using sm80::commit_loads;
+using sm80::exp2_approx;
 using sm80::ldmatrix;
 using sm80::wait_loads;
 
@@ -287,17 +288,6 @@ static __device__ __forceinline__ WarpSpan warp_span(const Span *span, int warp_
     if (last < warp_row)
         return {0, 0, 0, 0};
     return {span[warp_row].lo, span[last].hi, span[last].lo, span[warp_row].hi};
-}
-
-// ---- exponentials ----------------------------------------------------------------------------------------
-
-// 2^x by the hardware's function, within 2 units in the last place of fp32; what is below the normal numbers
-// is 0.
-static __device__ __forceinline__ float power_of_two(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 } // namespace attention

@@ -29,7 +29,7 @@ static __device__ __forceinline__ void gradients_of_scores(float (&s)[NB][4], fl
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float2 query = of_query(n, i);
-            s[n][i] = power_of_two(s[n][i] * scale_log2 - query.x);
+            s[n][i] = exp2_approx(s[n][i] * scale_log2 - query.x);
             dp[n][i] = s[n][i] * (dp[n][i] - query.y);
         }
 }

@@ -31,7 +31,7 @@ static __device__ __forceinline__ Scalars softmax_rows(Weights &s, const Rows &r
     for (int n = 0; n < BLOCKS; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            sum[i / 2] += s[n][i] = power_of_two(s[n][i] * scale_log2 - max[i / 2]);
+            sum[i / 2] += s[n][i] = exp2_approx(s[n][i] * scale_log2 - max[i / 2]);
     for (int i = 0; i < 2; i++) {
         sum[i] = quad_sum(sum[i]);
         lse.x[i] = (max[i] + log2f(sum[i])) * LN2;

@@ -9,14 +9,6 @@ enum { QUERY_STAGES = 2, KEY_STAGES = 2 };
 
 // ---- backward, queries ------------------------------------------------------------------------------------
 
-// The transpose of 8 x 8 bf16 that a warp holds.
-static __device__ __forceinline__ uint32_t transpose8(uint32_t x)
-{
-    uint32_t y;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
-}
-
 // What keys need of the warp's queries: one of the H + 2 parts of the band.
 static __device__ __forceinline__ uint4 *band_of(const Dc &a, int part, int block)
 {
@@ -27,8 +19,8 @@ static __device__ __forceinline__ void store_transpose(uint4 *to, const Fragment
 {
 #pragma unroll
     for (int n = 0; n < SQUARES; n++)
-        to[n * WARP] =
-            make_uint4(transpose8(p[n][0]), transpose8(p[n][2]), transpose8(p[n][1]), transpose8(p[n][3]));
+        to[n * WARP] = make_uint4(sm80::transpose8(p[n][0]), sm80::transpose8(p[n][2]),
+                                  sm80::transpose8(p[n][1]), sm80::transpose8(p[n][3]));
 }
 
 // M as the sum of two bf16, as its products with w2 are rounded to bf16.
@@ -55,7 +47,7 @@ static __device__ __forceinline__ void known_weights(Weights &s, const Rows &r, 
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            s[n][i] = power_of_two(s[n][i] * scale_log2 - lse.x[i / 2]);
+            s[n][i] = exp2_approx(s[n][i] * scale_log2 - lse.x[i / 2]);
         if (!all_seen(r, n))
 #pragma unroll
             for (int i = 0; i < 4; i++)

@@ -59,7 +59,7 @@ static __device__ __forceinline__ void softmax_tile(float (&s)[NB][4], float (&y
     for (int r = 0; r < 2; r++) {
         max[r] = quad_max(max[r]);
         base[r] = max[r] == -INFINITY ? 0 : max[r] * scale_log2; // nothing seen yet
-        shrink[r] = power_of_two(m.max[r] * scale_log2 - base[r]);
+        shrink[r] = exp2_approx(m.max[r] * scale_log2 - base[r]);
         m.max[r] = max[r];
         m.sum[r] *= shrink[r];
     }
@@ -67,7 +67,7 @@ static __device__ __forceinline__ void softmax_tile(float (&s)[NB][4], float (&y
     for (int n = 0; n < NB; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            m.sum[i / 2] += s[n][i] = power_of_two(s[n][i] * scale_log2 - base[i / 2]);
+            m.sum[i / 2] += s[n][i] = exp2_approx(s[n][i] * scale_log2 - base[i / 2]);
     if (!__any_sync(0xffffffffu, shrink[0] != 1 || shrink[1] != 1))
         return;
 #pragma unroll

@@ -221,7 +221,8 @@ static void quantize(Stream s, uint8_t *codes, uint8_t *transposed, const Source
         transpose_tiles(s, &t, source);
         return;
     }
-    quantize_kernel<<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>((uint4 *)codes, source, vectors);
+    quantize_kernel<Source>
+        <<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>((uint4 *)codes, source, vectors);
     CHECK_LAUNCH();
 }
 

@@ -40,7 +40,8 @@ __device__ __forceinline__ void store_tile(const floatX *tile, const Sm80Product
             } else {
                 for (int k = 0; k < min(CHUNK, cols); k++) {
                     float x = to_float(chunk_of[k]);
-                    p.out[at + k] = __float2bfloat16(BACKWARD ? x * sqrt_approx(4 * to_float(y[at + k])) : x);
+                    p.out[at + k] =
+                        __float2bfloat16(BACKWARD ? x * sm80::sqrt_approx(4 * to_float(y[at + k])) : x);
                 }
             }
         }

@@ -22,10 +22,11 @@ static __device__ __forceinline__ void sigmoid4(float (&sig)[4], float (&one_min
     float e[4], d[4];
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        e[k] = exp2_fast(min_keeping_nan(fmaf(l[k], -f.exp_scale, -f.exp_shift), 30));
+        e[k] = sm80::exp2_approx(sm80::min_keeping_nan(fmaf(l[k], -f.exp_scale, -f.exp_shift), 30));
         d[k] = 1 + e[k];
     }
-    float ab = d[0] * d[1], cd = d[2] * d[3], r = reciprocal_fast(ab * cd), rab = r * cd, rcd = r * ab;
+    float ab = d[0] * d[1], cd = d[2] * d[3], r = sm80::reciprocal_approx(ab * cd), rab = r * cd,
+          rcd = r * ab;
     sig[0] = rab * d[1];
     sig[1] = rab * d[0];
     sig[2] = rcd * d[3];
@@ -47,7 +48,7 @@ static __device__ __forceinline__ float exp_sum8(const float (&l)[8], const Loss
         for (int k = 0; k < 4; k++)
             sum += masked >> (4 * q + k) & 1
                        ? f.masked
-                       : exp2_fast(one_minus_sigmoid[k] * -f.cap_log2); // z - cap = -cap (1 - sig)
+                       : sm80::exp2_approx(one_minus_sigmoid[k] * -f.cap_log2); // z - cap = -cap (1 - sig)
     }
     return sum;
 }
@@ -64,7 +65,7 @@ static __device__ __forceinline__ void gradient8(float (&l)[8], float norm, cons
         sigmoid4(sig, one_minus_sigmoid, l + 4 * q, f);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            float p = exp2_fast(fmaf(one_minus_sigmoid[k], -f.cap_log2, -norm));
+            float p = sm80::exp2_approx(fmaf(one_minus_sigmoid[k], -f.cap_log2, -norm));
 #pragma unroll
             for (int i = 0; i < TERMS; i++) {
                 if (4 * q + k == wanted.token[i] - column)
@@ -238,7 +239,7 @@ static __device__ __forceinline__ void write_held(floatX *row, uint8_t *codes, i
     unpack_fractions(packed, g);
 #pragma unroll
     for (int k = 0; k < 8; k++)
-        g[k] = exp2_fast(fmaf(g[k], exponent, n)) * (g[k] * (FRACTIONS - g[k]));
+        g[k] = sm80::exp2_approx(fmaf(g[k], exponent, n)) * (g[k] * (FRACTIONS - g[k]));
     write_gradient<FORM>(row, codes, v, g, 1);
 }
 

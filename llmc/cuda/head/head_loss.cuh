@@ -3,6 +3,7 @@
 // the sum of the weights, c_j of those whose target is j.
 #pragma once
 #include "llmc/cuda/head/fp8.cuh"
+#include "llmc/cuda/sm80/sm80.cuh"
 
 static const float LOG2E = 1.4426950408889634f;
 enum { FRACTIONS = 65534 }; // see pack_halves
@@ -99,34 +100,6 @@ template <int TERMS> struct Wanted {
     }
 };
 
-static __device__ __forceinline__ float exp2_fast(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-static __device__ __forceinline__ float reciprocal_fast(float x)
-{
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-static __device__ __forceinline__ float min_keeping_nan(float a, float b)
-{
-    float y;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-    return y;
-}
-
-static __device__ __forceinline__ float tanh_fast(float x)
-{
-    float y;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // (1 - t)/2 of eight t in [-1, 1], in 16 bits each: 1 + FRACTIONS (1 - t)/2. 2^23 + x puts the integer part
 // of x into the low bits, rounded.
 static __device__ __forceinline__ uint4 pack_halves(const float (&t)[8])
@@ -150,7 +123,7 @@ static __device__ __forceinline__ void unpack_fractions(uint4 u, float *f)
 // e^(z - cap) from t = tanh((l + shift) / slope / 2): z - cap = cap (t - 1) / 2.
 static __device__ __forceinline__ float exp_minus_cap(float t, const LossForm &f)
 {
-    return exp2_fast(fmaf(t, 0.5f * f.cap_log2, -0.5f * f.cap_log2));
+    return sm80::exp2_approx(fmaf(t, 0.5f * f.cap_log2, -0.5f * f.cap_log2));
 }
 
 // Sum of e^(z - cap) of eight logits in units of `unit`, in training: sig(x) = (1 + t) / 2 with the
@@ -161,7 +134,7 @@ static __device__ __forceinline__ float exp_sum_fast(float (&s)[8], float unit, 
     float part = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        s[i] = tanh_fast(fmaf(s[i], unit * f.tanh_scale, f.tanh_shift));
+        s[i] = sm80::tanh_approx(fmaf(s[i], unit * f.tanh_scale, f.tanh_shift));
 #pragma unroll
     for (int i = 0; i < 8; i++)
         part += exp_minus_cap(s[i], f);

@@ -207,8 +207,9 @@ static __device__ __forceinline__ void one_minus_sigmoid4(float *one_minus_sigmo
     float d[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        d[i] = 1 + exp2_fast(min_keeping_nan(fmaf(sum[i], scale, shift), 30));
-    float ab = d[0] * d[1], cd = d[2] * d[3], r = reciprocal_fast(ab * cd), rab = r * cd, rcd = r * ab;
+        d[i] = 1 + sm80::exp2_approx(sm80::min_keeping_nan(fmaf(sum[i], scale, shift), 30));
+    float ab = d[0] * d[1], cd = d[2] * d[3], r = sm80::reciprocal_approx(ab * cd), rab = r * cd,
+          rcd = r * ab;
     one_minus_sigmoid[0] = rab * d[1];
     one_minus_sigmoid[1] = rab * d[0];
     one_minus_sigmoid[2] = rcd * d[3];
@@ -228,7 +229,7 @@ static __device__ __forceinline__ float exp_sum_exact(float (&s)[8], float unit,
     for (int i = 0; i < 8; i++)
         part += MASKED && masked >> (i / 2 * 8 + i % 2) & 1
                     ? f.masked
-                    : exp2_fast(one_minus_sigmoid[i] * -f.cap_log2); // z - cap = -cap (1 - sig)
+                    : sm80::exp2_approx(one_minus_sigmoid[i] * -f.cap_log2); // z - cap = -cap (1 - sig)
     return part;
 }
 
@@ -271,7 +272,7 @@ static __device__ __forceinline__ float row_sum(const float (&sum)[COLS / 2], co
             part = exp_sum_exact<MASKED>(s, k.a.scale, f, MASKED ? masked[b] >> 2 * (threadIdx.x % 4) : 0);
 #pragma unroll
         for (int i = 0; MODE == HEAD_FP8 && i < 8; i++)
-            part += exp_minus_cap(tanh_fast(fmaf(s[i], k.a.scale * f.tanh_scale, f.tanh_shift)), f);
+            part += exp_minus_cap(sm80::tanh_approx(fmaf(s[i], k.a.scale * f.tanh_scale, f.tanh_shift)), f);
         total += col0 + 32 * b < k.a.Vp ? part : 0;
     }
     return total;
@@ -285,7 +286,7 @@ static __device__ __forceinline__ uint2 codes_of_block(const float (&t)[8], floa
     float g[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        float e = exp2_fast(fmaf(t[i], half_cap, offset)); // z - cap = cap (t - 1) / 2
+        float e = sm80::exp2_approx(fmaf(t[i], half_cap, offset)); // z - cap = cap (t - 1) / 2
         part[i % 4] += e;
         g[i] = e * fmaf(-t[i], t[i], 1);
     }
@@ -316,7 +317,7 @@ static __device__ __forceinline__ void codes_of_rows(float (&total)[2], float (&
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             float &x = sum[16 * b + i];
-            x = tanh_fast(fmaf(x, scale, f.tanh_shift));
+            x = sm80::tanh_approx(fmaf(x, scale, f.tanh_shift));
             t[i / 2 % 2][i / 4 * 2 + i % 2] = x;
         }
 #pragma unroll

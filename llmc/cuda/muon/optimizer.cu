@@ -73,8 +73,9 @@ void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const S
         adam_vector_kernel<<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>(p, m, v, grad, step, rule,
                                                                                     vectors);
     if (rest)
-        adam_kernel<<<(unsigned)ceil_div(rest, THREADS), THREADS, 0, s>>>(p + at, m + at, v + at, grad + at,
-                                                                          step, rule, rest);
+        adam_kernel<floatX><<<(unsigned)ceil_div(rest, THREADS), THREADS, 0, s>>>(p + at, m + at, v + at,
+                                                                                  grad + at, step, rule,
+                                                                                  rest);
     CHECK_LAUNCH();
 }
 
@@ -83,7 +84,7 @@ void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const
 {
     OP_SCOPE(adam_update_fp32, n);
     if (n > 0)
-        adam_kernel<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, s>>>(p, m, v, grad, step, rule, n);
+        adam_kernel<float><<<(unsigned)ceil_div(n, THREADS), THREADS, 0, s>>>(p, m, v, grad, step, rule, n);
     CHECK_LAUNCH();
 }
 

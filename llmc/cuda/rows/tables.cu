@@ -95,13 +95,6 @@ static __device__ __forceinline__ int find_row(const int32_t *row_start, int row
     return lo;
 }
 
-// Queues the copy of 4 bytes to shared memory; zeros where it is not wanted.
-static __device__ __forceinline__ void copy4(void *to, const void *from, bool wanted)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(wanted ? 4 : 0)
-                 : "memory");
-}
 namespace
 {
 
@@ -156,11 +149,12 @@ static __device__ __forceinline__ void load_place(const DeviceReader &a, uint4 *
     int lane = threadIdx.x % WARP;
     sm80::copy_async(g + lane, a.r.g + (l.there ? (int64_t)t * a.r.pitch + l.column : 0), l.there ? 16 : 0);
     if (a.signs.bits)
-        copy4(bits + lane, a.signs.bits + (l.there ? (int64_t)sign_row * a.sign_words + l.column / 32 : 0),
-              l.there);
+        sm80::copy_async_4(bits + lane,
+                           a.signs.bits + (l.there ? (int64_t)sign_row * a.sign_words + l.column / 32 : 0),
+                           l.there ? 4 : 0);
     if (l.first_strip && a.r.leads)
-        copy4(lead + lane, a.r.lead + (lane < a.r.leads ? (int64_t)t * a.r.leads + lane : 0),
-              lane < a.r.leads);
+        sm80::copy_async_4(lead + lane, a.r.lead + (lane < a.r.leads ? (int64_t)t * a.r.leads + lane : 0),
+                           lane < a.r.leads ? 4 : 0);
 }
 
 // What a warp has loaded of one reader's position.

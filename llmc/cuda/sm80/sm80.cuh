@@ -18,6 +18,14 @@ static __device__ __forceinline__ void copy_async(void *to, const void *from, in
                  : "memory");
 }
 
+// The same of 4 bytes.
+static __device__ __forceinline__ void copy_async_4(void *to, const void *from, int bytes)
+{
+    uint32_t address = (uint32_t)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(bytes)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void commit_loads() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> static __device__ __forceinline__ void wait_loads()
 {
@@ -43,6 +51,15 @@ static __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const void *ro
                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                      : "r"(from)
                      : "memory");
+}
+
+// The transpose of 8 x 8 elements of 16 bits that a warp holds: lane l has row l / 4, columns 2 (l % 4) and
+// the next.
+static __device__ __forceinline__ uint32_t transpose8(uint32_t x)
+{
+    uint32_t y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
 }
 
 struct E4m3; // of mma: four codes in 32 bits
@@ -71,5 +88,45 @@ static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4]
     }
 }
 #undef MMA
+
+// ---- functions of one thread ------------------------------------------------------------------------------
+// ftz: what is below the normal numbers is 0. Limits of errors: the PTX manual.
+
+// 2^x, within 2 units in the last place.
+static __device__ __forceinline__ float exp2_approx(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float reciprocal_approx(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float sqrt_approx(float x)
+{
+    float y;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Within 2^-11, relative.
+static __device__ __forceinline__ float tanh_approx(float x)
+{
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float min_keeping_nan(float a, float b)
+{
+    float y;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
 
 } // namespace sm80
