@@ -328,7 +328,7 @@ quickstart:
 	@scripts/quickstart.sh
 test-programs: programs $(TESTS) $(EXACT_TESTS) $(EXACT)/train_gpt_cpu $(CPU)/manual $(CPU)/logits $(EXACT)/logits
 test: deps
-	@$(MAKE) $(SUBMAKE) found test-programs $(if $(NVCC),cuda $(NO_GPU) $(EMULATED_PROGRAMS) $(REF))
+	@$(MAKE) $(SUBMAKE) found test-programs $(if $(NVCC),cuda $(NO_GPU) $(if $(SANITIZE),,$(EMULATED_PROGRAMS) $(REF)))
 	@BUILD=$(CPU) dev/test/run cpu
 # One test: T is test_ops, train.t or gpu/cpu.t.
 TEST := $(patsubst dev/test/%,%,$(T:.c=))

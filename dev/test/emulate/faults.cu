@@ -83,6 +83,8 @@ __global__ void copy_past_the_end_kernel(int *out, const int *in)
     out[threadIdx.x] = copied[threadIdx.x];
 }
 
+__global__ void store_past_the_end_kernel(int *out, const int *) { out[threadIdx.x + THREADS - 5] = 1; }
+
 int main(int argc, char **argv)
 {
     static const struct {
@@ -95,7 +97,8 @@ int main(int argc, char **argv)
                    {"different_instructions", different_instructions_kernel},
                    {"outside_of_mask", outside_of_mask_kernel},
                    {"misaligned", misaligned_kernel},
-                   {"copy_past_the_end", copy_past_the_end_kernel}};
+                   {"copy_past_the_end", copy_past_the_end_kernel},
+                   {"store_past_the_end", store_past_the_end_kernel}};
     int *out, *in, four[4] = {100, 100, 100, 100};
     for (auto &k : kernels) {
         if (argc != 2 || strcmp(argv[1], k.name))

@@ -87,8 +87,7 @@ Launch<P...> launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 cta,
     return {name, kernel, grid, cta, shared, s};
 }
 
-// ---- of a warp
-// ---------------------------------------------------------------------------------------------
+// ---- of a warp -------------------------------------------------------------------------------------------
 
 inline int lane_number() { return current->number % 32; }
 
@@ -169,8 +168,7 @@ inline unsigned __reduce_min_sync(unsigned mask, unsigned x)
 }
 inline unsigned __reduce_or_sync(unsigned mask, unsigned x) { return emulate::reduce<emulate::Or>(mask, x); }
 
-// ---- of a thread
-// -------------------------------------------------------------------------------------------
+// ---- of a thread -----------------------------------------------------------------------------------------
 
 template <typename T> T __ldg(const T *p) { return *p; }
 template <typename T> T __ldcg(const T *p) { return *p; }

@@ -6,6 +6,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <csignal>
 #include <deque>
 #include <setjmp.h>
 #include <ucontext.h>
@@ -23,8 +24,7 @@ enum { MAX_THREADS = 1024, STACK = 256 << 10, WARP_LANES = 32, SHARED = 227 << 1
 
 Thread *current;
 
-// ---- state
-// -------------------------------------------------------------------------------------------------
+// ---- state -----------------------------------------------------------------------------------------------
 
 struct Copy {
     void *to;
@@ -69,8 +69,25 @@ void fail(const char *format, ...)
     _exit(REFUSED);
 }
 
-// ---- fibers
-// ------------------------------------------------------------------------------------------------
+static void on_segv(int, siginfo_t *info, void *)
+{
+    fail("an access to %p, outside of every array", info->si_addr);
+}
+
+static void catch_wrong_accesses()
+{
+    static char stack[64 << 10];
+    stack_t other = {};
+    other.ss_sp = stack;
+    other.ss_size = sizeof stack;
+    sigaltstack(&other, NULL);
+    struct sigaction action = {};
+    action.sa_sigaction = on_segv;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigaction(SIGSEGV, &action, NULL);
+}
+
+// ---- fibers ----------------------------------------------------------------------------------------------
 
 static const bool backward = getenv("EMULATE_ORDER") && !strcmp(getenv("EMULATE_ORDER"), "backward");
 
@@ -151,6 +168,8 @@ static void run_cta()
 
 void run_grid(const char *name, dim3 grid, dim3 cta, size_t bytes, const std::function<void()> &thread)
 {
+    static const bool caught = (catch_wrong_accesses(), true);
+    (void)caught;
     threads = (int)(cta.x * cta.y * cta.z);
     kernel = name;
     body = &thread;
@@ -177,8 +196,7 @@ void run_grid(const char *name, dim3 grid, dim3 cta, size_t bytes, const std::fu
 
 void *dynamic_shared() { return shared; }
 
-// ---- waiting
-// -----------------------------------------------------------------------------------------------
+// ---- waiting ---------------------------------------------------------------------------------------------
 
 void cta_barrier()
 {
@@ -215,8 +233,7 @@ void warp_exchange(uint32_t mask, void *mine, Combine combine)
             ready.push_back(warp * WARP_LANES + l);
 }
 
-// ---- copies
-// ------------------------------------------------------------------------------------------------
+// ---- copies ----------------------------------------------------------------------------------------------
 
 void queue_copy(void *to, const void *from, int bytes, int of)
 {
@@ -271,8 +288,7 @@ void enqueue(cudaStream_t s, std::function<void()> work)
 
 } // namespace emulate
 
-// ---- the runtime's calls for kernels
-// -----------------------------------------------------------------------
+// ---- the runtime's calls for kernels ---------------------------------------------------------------------
 
 extern "C" cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute attribute, int value)
 {
@@ -288,8 +304,7 @@ extern "C" cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *a, const
     return cudaSuccess;
 }
 
-// ---- what the kernels for Hopper alone ask for
-// -------------------------------------------------------------
+// ---- what the kernels for Hopper alone ask for -----------------------------------------------------------
 
 extern "C" cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *, const void *, void **)
 {

@@ -310,9 +310,12 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t e)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+// Its end, but for ALIGNMENT - 1 bytes at most, is that of a page; the pages before and behind cannot be
+// accessed.
+enum { ALIGNMENT = 256 };
 typedef struct Allocation {
-    char *p;
-    size_t bytes;
+    char *p, *mapping;
+    size_t bytes, mapped;
     bool on_device;
     struct Allocation *next;
 } Allocation;
@@ -335,9 +338,12 @@ static cudaError_t allocate(void **p, size_t bytes, bool on_device)
     if (on_device && in_use + bytes > no_gpu()->memory)
         return cudaErrorMemoryAllocation;
     Allocation *a = malloc(sizeof *a);
-    a->p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (a->p == MAP_FAILED)
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), pages = (bytes + page - 1) / page * page;
+    a->mapped = pages + 2 * page;
+    a->mapping = mmap(NULL, a->mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (a->mapping == MAP_FAILED || mprotect(a->mapping + page, pages, PROT_READ | PROT_WRITE))
         refuse("mmap of %zu bytes", bytes);
+    a->p = a->mapping + page + (pages - bytes) / ALIGNMENT * ALIGNMENT;
     a->bytes = bytes;
     a->on_device = on_device;
     pthread_mutex_lock(&lock);
@@ -361,7 +367,7 @@ static cudaError_t release(void *p)
     if (a) {
         *link = a->next;
         in_use -= a->on_device ? a->bytes : 0;
-        munmap(a->p, a->bytes);
+        munmap(a->mapping, a->mapped);
         free(a);
     }
     pthread_mutex_unlock(&lock);
