@@ -268,7 +268,7 @@ $(filter %_gpu,$(EMULATED_PROGRAMS)): $(EMULATED)/%: $(CUDA)/dev/test/%.o
 $(EMULATED)/faults: $(EMULATED)/dev/test/emulate/faults.o
 $(EMULATED_PROGRAMS): $(EMULATED_OBJECTS)
 	$(Q)$(CXX) $(filter %.o,$^) -o $@ $(addprefix -L,$(CUDA_LIBS_AT)) $(addprefix -Wl$(comma)-rpath$(comma),$(CUDA_LIBS_AT)) $(call shared_library,cudnn) $(LDLIBS)
-NO_GPU := build/no_gpu/no_gpu.so build/no_gpu/refusals build/no_gpu/nvml/libnvidia-ml.so.1
+STAND_IN := build/no_gpu/no_gpu.so build/no_gpu/refusals build/no_gpu/nvml/libnvidia-ml.so.1
 REF := build/ref/libref_bf16.so build/ref/libref_fp32.so
 test-gpu-programs: train_gpt $(GPU_TESTS) $(REF) $(if $(NCCL_VERSION),build/one_gpu/libnccl.so.2)
 test-gpu:
@@ -328,7 +328,7 @@ quickstart:
 	@scripts/quickstart.sh
 test-programs: programs $(TESTS) $(EXACT_TESTS) $(EXACT)/train_gpt_cpu $(CPU)/manual $(CPU)/logits $(EXACT)/logits
 test: deps
-	@$(MAKE) $(SUBMAKE) found test-programs $(if $(NVCC),cuda $(NO_GPU) $(if $(SANITIZE),,$(EMULATED_PROGRAMS) $(REF)))
+	@$(MAKE) $(SUBMAKE) found test-programs $(if $(NVCC),cuda $(STAND_IN) $(if $(SANITIZE),,$(EMULATED_PROGRAMS) $(REF)))
 	@BUILD=$(CPU) dev/test/run cpu
 # One test: T is test_ops, train.t or gpu/cpu.t.
 TEST := $(patsubst dev/test/%,%,$(T:.c=))

@@ -20,7 +20,7 @@ is(fault('fine', $_), "0 2416 2416\n ", "a kernel without a fault, $_") for 'for
 isnt(fault('race', 'forward'), fault('race', 'backward'), 'a missing barrier: the order of threads shows');
 my %said = (lane_that_ended => qr/31 of 64 threads wait for others/, barrier_of_some => qr/64 of 64 threads wait for others/,
     different_instructions => qr/meet in different instructions/, outside_of_mask => qr/shuffle from lane 8, which is not in the mask 000000ff/,
-    misaligned => qr/ldmatrix from \S+: not aligned/, store_past_the_end => qr/an access to \S+, outside of every array/);
+    misaligned => qr/ldmatrix from \S+: not aligned/, map { $_ => qr/an access to \S+, outside of every array/ } qw(store_past_the_end past_shared_memory));
 like(fault($_), qr/\A99  emulate: k.kernel, CTA 0 0 0, thread \d+: .*$said{$_}.*\n\z/, "$_: one line, with kernel, CTA and thread") for sort keys %said;
 like(fault('copy_past_the_end'), qr/\A99  no_gpu: cp.async: 16 bytes at \S+ are not inside device memory\n\z/, 'a copy from behind an array');
 

@@ -83,6 +83,12 @@ __global__ void copy_past_the_end_kernel(int *out, const int *in)
     out[threadIdx.x] = copied[threadIdx.x];
 }
 
+__global__ void past_shared_memory_kernel(int *out, const int *)
+{
+    extern __shared__ __align__(16) int shared[]; // 64 asked for
+    out[threadIdx.x] = shared[threadIdx.x + 1];
+}
+
 __global__ void store_past_the_end_kernel(int *out, const int *) { out[threadIdx.x + THREADS - 5] = 1; }
 
 int main(int argc, char **argv)
@@ -98,6 +104,7 @@ int main(int argc, char **argv)
                    {"outside_of_mask", outside_of_mask_kernel},
                    {"misaligned", misaligned_kernel},
                    {"copy_past_the_end", copy_past_the_end_kernel},
+                   {"past_shared_memory", past_shared_memory_kernel},
                    {"store_past_the_end", store_past_the_end_kernel}};
     int *out, *in, four[4] = {100, 100, 100, 100};
     for (auto &k : kernels) {
@@ -106,7 +113,7 @@ int main(int argc, char **argv)
         CUDA_CHECK(cudaMalloc((void **)&out, THREADS * sizeof *out));
         CUDA_CHECK(cudaMalloc((void **)&in, sizeof four));
         CUDA_CHECK(cudaMemcpy(in, four, sizeof four, cudaMemcpyHostToDevice));
-        k.kernel<<<1, THREADS>>>(out, in);
+        k.kernel<<<1, THREADS, THREADS * sizeof *out>>>(out, in);
         printf("%d %d\n", out[0], out[THREADS - 1]);
         return 0;
     }

@@ -46,7 +46,7 @@ struct Thread {
 extern Thread *current;
 
 void run_grid(const char *name, dim3 grid, dim3 cta, size_t shared, const std::function<void()> &thread);
-void *dynamic_shared(void); // 1024-byte aligned, the bytes that the launch asked for
+void *dynamic_shared(void); // the bytes that the launch asked for, aligned to 128
 
 // Waits until all threads of the CTA that still run are here.
 void cta_barrier(void);

@@ -3,24 +3,24 @@
 //
 // EMULATE_ORDER=backward: the last thread first. What differs then is a race.
 #include "dev/test/emulate/language.h"
+#include "dev/test/no_gpu/no_gpu.h"
+#include <csignal>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
-#include <csignal>
 #include <deque>
 #include <setjmp.h>
-#include <ucontext.h>
-#include <vector>
 #include <sys/mman.h>
+#include <ucontext.h>
 #include <unistd.h>
-#include "dev/test/no_gpu/no_gpu.h"
+#include <vector>
 
 dim3 blockDim, gridDim;
 
 namespace emulate
 {
 
-enum { MAX_THREADS = 1024, STACK = 256 << 10, WARP_LANES = 32, SHARED = 227 << 10 };
+enum { MAX_THREADS = 1024, STACK = 256 << 10, WARP_LANES = 32, SHARED = 228 << 10, SHARED_ALIGNMENT = 128 };
 
 Thread *current;
 
@@ -55,7 +55,7 @@ static int threads, running, at_barrier;
 static jmp_buf scheduler;
 static const std::function<void()> *body;
 static const char *kernel = "no kernel";
-alignas(1024) static char shared[SHARED];
+static char *shared_end, *shared; // of the CTA's dynamic shared memory; nothing behind it can be accessed
 
 void fail(const char *format, ...)
 {
@@ -85,6 +85,17 @@ static void catch_wrong_accesses()
     action.sa_sigaction = on_segv;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigaction(SIGSEGV, &action, NULL);
+}
+
+// Memory between pages that cannot be accessed. bytes: of whole pages
+static char *fenced_memory(size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *p =
+        (char *)mmap(NULL, bytes + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED || mprotect(p + page, bytes, PROT_READ | PROT_WRITE))
+        fail("no memory for %zu bytes", bytes);
+    return p + page;
 }
 
 // ---- fibers ----------------------------------------------------------------------------------------------
@@ -144,11 +155,7 @@ static void resume(int number)
         _longjmp(f->at, 1);
     f->begun = true;
     getcontext(&f->first);
-    void *stack =
-        mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (stack == MAP_FAILED)
-        fail("no memory for a stack");
-    f->first.uc_stack.ss_sp = stack;
+    f->first.uc_stack.ss_sp = fenced_memory(STACK);
     f->first.uc_stack.ss_size = STACK;
     makecontext(&f->first, run_thread, 0);
     setcontext(&f->first);
@@ -168,16 +175,19 @@ static void run_cta()
 
 void run_grid(const char *name, dim3 grid, dim3 cta, size_t bytes, const std::function<void()> &thread)
 {
-    static const bool caught = (catch_wrong_accesses(), true);
-    (void)caught;
+    if (!shared_end) {
+        catch_wrong_accesses();
+        shared_end = fenced_memory(SHARED) + SHARED;
+    }
     threads = (int)(cta.x * cta.y * cta.z);
     kernel = name;
     body = &thread;
     blockDim = cta;
     gridDim = grid;
-    if (threads < 1 || threads > MAX_THREADS || bytes > SHARED || !grid.x || !grid.y || !grid.z)
+    if (threads < 1 || threads > MAX_THREADS || bytes > SHARED - 1024 || !grid.x || !grid.y || !grid.z)
         fail("a launch of %u x %u x %u CTAs of %d threads, %zu bytes", grid.x, grid.y, grid.z, threads,
              bytes);
+    shared = shared_end - (bytes + SHARED_ALIGNMENT - 1) / SHARED_ALIGNMENT * SHARED_ALIGNMENT;
     for (unsigned i = 0; i < grid.x * grid.y * grid.z; i++) {
         memset(shared, 0xff, bytes); // NaN in every type
         for (int t = 0; t < threads; t++) {
