@@ -161,7 +161,7 @@ for my $ranks (1, 2) {
         @given, '--eval', "hellaswag=$dir/cut.jsonl");
 }
 spew("$dir/long.jsonl", '{"text":"' . 'x' x 100000 . ' y"}');
-refuses('too long a text', 1, qr/long.jsonl:1: "text" has 100002 tokens, and a batch has room for 2174; raise --micro-batch-tokens$/, $trainer,
+refuses('too long a text', 1, qr/long.jsonl:1: "text" has 100002 tokens, and a batch has room for 2174; raise --micro-batch-tokens \(--resume keeps it; --init-from takes the same file\)$/, $trainer,
     qw(--preset tiny --model-dim 32 --num-heads 2 --mlp-dim 128 --head bf16 --micro-batch-tokens 512 --init-from), $given[1], '--eval', "lambada=$dir/long.jsonl");
 refuses('no folder for the items', 1, qr{error: --eval-items: /nowhere/x cannot be written: No such file}, $trainer, @given, @made,
     '--eval-items', '/nowhere/x');

@@ -154,7 +154,8 @@ static void test_refusals(void)
     refuses(h, ITEM "{\"ctx\":\"a\",\"ctx\":\"b\"}", ":2: is not a record of JSON: duplicate");
     refuses(
         h, ITEM "{\"ctx\":\"0123456\",\"label\":2,\"endings\":[\"c\",\"d\",\"01234\",\"012345\"]}",
-        ":2: \"ctx\" with ending 3 has 14 tokens, and a batch has room for 13; raise --micro-batch-tokens");
+        ":2: \"ctx\" with ending 3 has 14 tokens, and a batch has room for 13; raise --micro-batch-tokens "
+        "(--resume keeps it; --init-from takes the same file)");
     refuses(h, " \n\n", "holds no text");
     refuses(l, "{\"text\":\"one two\"}\n{\"tex\":\"one two\"}", "eval.jsonl:2: ");
     refuses(l, "{\"text\":\"one\"}", ":1: \"text\" has no last word");

@@ -117,8 +117,10 @@ static bool fits(const Builder *b, const char *what, Error *e)
 {
     size_t tokens = b->context.count + b->end.count;
     return tokens - 1 <= (size_t)b->longest ||
-           error_set(e, "%s has %zu tokens, and a batch has room for %d; raise --micro-batch-tokens", what,
-                     tokens, b->longest + 1);
+           error_set(e,
+                     "%s has %zu tokens, and a batch has room for %d; raise --micro-batch-tokens "
+                     "(--resume keeps it; --init-from takes the same file)",
+                     what, tokens, b->longest + 1);
 }
 
 // ---- HellaSwag --------------------------------------------------------------------------------------------

@@ -30,7 +30,9 @@ static bool open_sets(Evaluation *v, const EvalEntry *entries, const Tokenizer *
 {
     int longest = v->t->part_tokens - EVAL_LEAD;
     if (longest < 1)
-        return error_set(e, "--eval: batches of %d tokens are too short; raise --micro-batch-tokens",
+        return error_set(e,
+                         "--eval: batches of %d tokens are too short; raise --micro-batch-tokens "
+                         "(--resume keeps it; --init-from takes the same file)",
                          v->t->part_tokens);
     int piece = (int)min_i64(longest, v->t->config->max_document);
     for (int i = 0; i < v->count; i++) {
