@@ -327,9 +327,14 @@ extern "C" cudaError_t cudaOccupancyMaxActiveClusters(int *clusters, const void 
     return cudaSuccess;
 }
 
+#if CUDART_VERSION >= 12050
 extern "C" cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **, unsigned,
                                                         unsigned long long,
                                                         enum cudaDriverEntryPointQueryResult *)
+#else
+extern "C" cudaError_t cudaGetDriverEntryPoint(const char *name, void **, unsigned long long,
+                                               enum cudaDriverEntryPointQueryResult *)
+#endif
 {
     refuse("%s is not emulated", name);
 }
