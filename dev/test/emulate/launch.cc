@@ -1,5 +1,5 @@
 // Runs the grids of emulated kernels (language.h): CTA by CTA, its threads as fibers, each until it waits for
-// others. Threads that wait for what never comes end the program with the kernel's name.
+// others. A fault ends the program with status 99 and a line: the launch's name of the kernel, CTA, thread.
 //
 // EMULATE_ORDER=backward: the last thread first. What differs then is a race.
 #include "dev/test/emulate/language.h"

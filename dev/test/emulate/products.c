@@ -3,9 +3,9 @@
 #include "dev/test/no_gpu/products.h"
 #include "llmc/base/common.h"
 #include "llmc/base/floatx.h"
+#include "llmc/cpu/fp8.h"
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 static float from_fp16(uint16_t x)
 {
@@ -16,43 +16,28 @@ static float from_fp16(uint16_t x)
     return x >> 15 ? -size : size;
 }
 
-static float from_fp8(uint8_t x, bool e5m2)
-{
-    int bits = e5m2 ? 2 : 3, bias = e5m2 ? 15 : 7, exponent = (x & 127) >> bits,
-        fraction = x & ((1 << bits) - 1);
-    bool special = e5m2 ? exponent == 31 : (x & 127) == 127;
-    float size = special ? (e5m2 && !fraction ? INFINITY : NAN)
-                         : ldexpf((float)(exponent ? fraction | 1 << bits : fraction),
-                                  (exponent ? exponent : 1) - bias - bits);
-    return x >> 7 ? -size : size;
-}
-
 static float element(const void *p, cudaDataType_t type, int64_t i)
 {
-    uint32_t wide;
-    float x;
     switch (type) {
     case CUDA_R_32F:
         return ((const float *)p)[i];
     case CUDA_R_16F:
         return from_fp16(((const uint16_t *)p)[i]);
     case CUDA_R_16BF:
-        wide = (uint32_t)((const uint16_t *)p)[i] << 16;
-        memcpy(&x, &wide, sizeof x);
-        return x;
-    default:
-        return from_fp8(((const uint8_t *)p)[i], type == CUDA_R_8F_E5M2);
+        return bf16_to_float(((const bf16 *)p)[i]);
+    case CUDA_R_8F_E4M3:
+        return e4m3_to_float(((const uint8_t *)p)[i]);
+    default: // the stand-in has refused all others
+        return e5m2_to_float(((const uint8_t *)p)[i]);
     }
 }
 
 static void store(void *p, cudaDataType_t type, int64_t i, float x)
 {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
     if (type == CUDA_R_32F)
         ((float *)p)[i] = x;
-    else if (type == CUDA_R_16BF) // to nearest, ties to even
-        ((uint16_t *)p)[i] = isnan(x) ? 0x7fff : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    else if (type == CUDA_R_16BF)
+        ((bf16 *)p)[i] = float_to_bf16(x);
     else
         refuse("a product that gives cudaDataType %d is not emulated", (int)type);
 }
