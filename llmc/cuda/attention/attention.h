@@ -101,6 +101,7 @@ typedef struct {
     const int32_t *key_tiles;   // tiles of ATTENTION_KEY_TILE keys, in the order to take them
     const int32_t *late_tiles;  // by tile of keys: 1 where it is taken after the one in front of it
     const int32_t *query_tiles; // tiles of ATTENTION_QUERY_TILE queries, the same as key_tiles
+    const int32_t *reach_tiles; // tiles of ATTENTION_REACH_TILE queries, those that see the most keys first
     float scale;
     int window, slots;
     int N, H, e, gate_inputs;
@@ -176,7 +177,7 @@ void attention_sm80_backward(const AttentionCall *c, Stream s);
 
 // ---- own kernels for Hopper ------------------------------------------------------------------------------
 
-enum { ATTENTION_KEY_TILE = 128, ATTENTION_QUERY_TILE = 192 };
+enum { ATTENTION_KEY_TILE = 128, ATTENTION_QUERY_TILE = 192, ATTENTION_REACH_TILE = 128 };
 // False, with the reason, where they do not run: another chip, compiled for another, heads of v of another
 // width than 128.
 bool attention_sm90_prepare(int e, Error *error);

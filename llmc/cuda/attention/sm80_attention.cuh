@@ -66,6 +66,26 @@ static __device__ __forceinline__ void load_tile(floatX *tile, const floatX *hea
     }
 }
 
+// ---- which rows a block takes ----------------------------------------------------------------------------
+
+// Blocks in the order of the table's tiles of SIZE tokens, the ones with the most work first, all heads of a
+// tile one after the other. A block takes ROWS of the tile; those of the last one may lie behind N.
+enum { ORDERED_TILE = 128 };
+static_assert((int)ORDERED_TILE == (int)ATTENTION_KEY_TILE && (int)ORDERED_TILE == (int)ATTENTION_REACH_TILE,
+              "the table's tiles");
+
+// The first row of block (head, place).
+template <int ROWS> static __device__ __forceinline__ int first_row(const int32_t *tiles)
+{
+    constexpr int PARTS = ORDERED_TILE / ROWS;
+    return tiles[blockIdx.y / PARTS] * ORDERED_TILE + blockIdx.y % PARTS * ROWS;
+}
+
+template <int ROWS> static dim3 blocks_of(const AttentionCall *c)
+{
+    return dim3((unsigned)c->H, (unsigned)(ceil_div(c->N, ORDERED_TILE) * (ORDERED_TILE / ROWS)));
+}
+
 // ---- products --------------------------------------------------------------------------------------------
 
 using sm80::commit_loads;

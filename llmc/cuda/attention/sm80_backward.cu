@@ -72,8 +72,10 @@ __global__ void __launch_bounds__(TILE_THREADS) attention_backward_queries_kerne
     __shared__ Span span[ROWS];
     const AttentionCall keys = call_of_keys<QK, E>(c);
     floatX *q = shared, *dy = q + ROWS * PITCH<QK>, *v = dy + ROWS * PITCH<E>, *k = v + STEP * PITCH<E>;
-    int head = blockIdx.y, first = (gridDim.x - 1 - blockIdx.x) * ROWS,
+    int head = blockIdx.x, first = first_row<ROWS>(c.reach_tiles),
         warp_row = threadIdx.x / WARP * (MB * ROWS_PER_WARP), lane_row = warp_row + threadIdx.x % WARP / 4;
+    if (first >= c.N)
+        return;
     const floatX *k_head = c.k + head * keys.e, *v_head = c.v + head * c.e;
     load_tile<QK, ROWS, TILE_THREADS>(q, c.q + head * keys.e, first, keys);
     load_tile<E, ROWS, TILE_THREADS>(dy, c.dy + head * c.e, first, c);
@@ -199,8 +201,10 @@ __global__ void __launch_bounds__(KEY_THREADS<E>) attention_backward_keys_kernel
     __shared__ QueryStage queries[STAGES];
     const AttentionCall keys = call_of_keys<QK, E>(c);
     floatX *k = shared, *v = k + TILE * PITCH<QK>, *ring = v + TILE * PITCH<E>;
-    int head = blockIdx.y, first = blockIdx.x * TILE, part = threadIdx.x / TILE_THREADS,
+    int head = blockIdx.x, first = first_row<TILE>(c.key_tiles), part = threadIdx.x / TILE_THREADS,
         warp_row = threadIdx.x % TILE_THREADS / WARP * ROWS_PER_WARP;
+    if (first >= c.N)
+        return;
     load_tile<QK, TILE, NT>(k, c.k + head * keys.e, first, keys);
     load_tile<E, TILE, NT>(v, c.v + head * c.e, first, c);
     commit_loads();
@@ -261,10 +265,9 @@ template <int QK, int E> static bool prepare(Error *error)
 
 template <int QK, int E> static void launch(const AttentionCall *c, Stream s)
 {
-    dim3 queries((unsigned)ceil_div(c->N, QUERIES<E>), (unsigned)c->H),
-        keys((unsigned)ceil_div(c->N, TILE), (unsigned)c->H);
-    attention_backward_queries_kernel<QK, E><<<queries, TILE_THREADS, queries_bytes<QK, E>(), s>>>(*c);
-    attention_backward_keys_kernel<QK, E><<<keys, KEY_THREADS<E>, keys_bytes<QK, E>(), s>>>(*c);
+    attention_backward_queries_kernel<QK, E>
+        <<<blocks_of<QUERIES<E>>(c), TILE_THREADS, queries_bytes<QK, E>(), s>>>(*c);
+    attention_backward_keys_kernel<QK, E><<<blocks_of<TILE>(c), KEY_THREADS<E>, keys_bytes<QK, E>(), s>>>(*c);
     CHECK_LAUNCH();
 }
 

@@ -110,8 +110,10 @@ __global__ void __launch_bounds__(TILE_THREADS) attention_forward_kernel(Attenti
     __shared__ Span span[ROWS];
     const AttentionCall keys = call_of_keys<QK, E>(c);
     floatX *q = shared, *k = q + ROWS * PITCH<QK>, *v = k + KEYS * PITCH<QK>;
-    int head = blockIdx.y, q0 = (gridDim.x - 1 - blockIdx.x) * ROWS,
+    int head = blockIdx.x, q0 = first_row<ROWS>(c.reach_tiles),
         warp_row = threadIdx.x / WARP * (MB * ROWS_PER_WARP);
+    if (q0 >= c.N)
+        return;
     const floatX *k_head = c.k + head * keys.e, *v_head = c.v + head * c.e;
     load_tile<QK, ROWS, TILE_THREADS>(q, c.q + head * keys.e, q0, keys);
     find_spans<false>(span, q0, c);
@@ -169,8 +171,8 @@ template <int QK, int E> static bool prepare(Error *error)
 
 template <int QK, int E> static void launch(const AttentionCall *c, Stream s)
 {
-    dim3 grid((unsigned)ceil_div(c->N, QUERIES<E>), (unsigned)c->H);
-    attention_forward_kernel<QK, E><<<grid, TILE_THREADS, forward_bytes<QK, E>(), s>>>(*c);
+    attention_forward_kernel<QK, E>
+        <<<blocks_of<QUERIES<E>>(c), TILE_THREADS, forward_bytes<QK, E>(), s>>>(*c);
     CHECK_LAUNCH();
 }
 

@@ -31,6 +31,24 @@ static inline void tile_order_sort(int32_t *tiles, int size, bool keys, const in
     free(order);
 }
 
+// Numbers of tiles of `size` queries, those that reach the furthest back in the document of their first token
+// first: whatever the window, they see the most keys.
+static inline void tile_order_by_reach(int32_t *tiles, int size, const int32_t *cu, int documents, int N)
+{
+    int count = (int)ceil_div(N, size), document = 0;
+    uint64_t *order = xcalloc((size_t)count, sizeof *order);
+    for (int i = 0; i < count; i++) {
+        int first = i * size, end = (int)min_i64(N, first + size);
+        while (document + 1 < documents && cu[document + 1] <= first)
+            document++;
+        order[i] = (uint64_t) ~(uint32_t)(end - cu[document]) << 32 | (uint32_t)i;
+    }
+    qsort(order, (size_t)count, sizeof *order, tile_order_rising);
+    for (int i = 0; i < count; i++)
+        tiles[i] = (int32_t)(uint32_t)order[i];
+    free(order);
+}
+
 // late[i]: 1 where tile i is taken after tile i - 1, else 0.
 static inline void tile_order_mark_late(int32_t *late, const int32_t *tiles, int count)
 {
