@@ -51,19 +51,33 @@ template <int QK, int E> static __device__ __forceinline__ AttentionCall call_of
 
 // ---- from memory to tiles --------------------------------------------------------------------------------
 
-// Queues the copy of rows first .. first+ROWS of one head; rows outside of 0 .. N and columns from e on
-// become zeros.
+// Queues the copy of COLUMNS columns from `column` on, of rows first .. first+ROWS of a head of width e in
+// (N, d); rows outside of 0 .. N and columns from e on become zeros. A thread has one column and constant
+// strides: with a loop over vectors the addresses take as many instructions as the products.
+template <int COLUMNS, int ROWS, int THREADS>
+static __device__ __forceinline__ void load_columns(floatX *tile, const floatX *head, int column, int e,
+                                                    int first, int N, int d)
+{
+    constexpr int VECTORS = COLUMNS / 8, STEP = THREADS / VECTORS; // rows from one of a thread's to the next
+    int row = threadIdx.x / VECTORS, at = column + threadIdx.x % VECTORS * 8;
+    const floatX *from = head + (int64_t)(first + row) * d + at;
+    floatX *to = tile + row * PITCH<COLUMNS> + threadIdx.x % VECTORS * 8;
+    if (THREADS % VECTORS && row == STEP)
+        return; // threads that are left over
+#pragma unroll
+    for (int k = 0; k < (ROWS + STEP - 1) / STEP; k++) {
+        int bytes = (unsigned)(first + row + k * STEP) < (unsigned)N && at < e ? 16 : 0; // 0: zeros, unread
+        if (ROWS % STEP == 0 || row + k * STEP < ROWS)
+            sm80::copy_async(to + k * STEP * PITCH<COLUMNS>, from, bytes);
+        from += STEP * d;
+    }
+}
+
 template <int E, int ROWS, int THREADS>
 static __device__ __forceinline__ void load_tile(floatX *tile, const floatX *head, int first,
                                                  const AttentionCall &c)
 {
-    constexpr int VECTORS = E / 8;
-    for (int i = threadIdx.x; i < ROWS * VECTORS; i += THREADS) {
-        int row = i / VECTORS, column = i % VECTORS * 8,
-            bytes = (unsigned)(first + row) < (unsigned)c.N && column < c.e ? 16 : 0;
-        const floatX *from = bytes ? head + (int64_t)(first + row) * (c.H * c.e) + column : head;
-        sm80::copy_async(tile + row * PITCH<E> + column, from, bytes);
-    }
+    load_columns<E, ROWS, THREADS>(tile, head, 0, c.e, first, c.N, c.H * c.e);
 }
 
 // ---- which rows a block takes ----------------------------------------------------------------------------

@@ -160,23 +160,6 @@ struct Piece {
     int column, e; // e: width of the head
 };
 
-template <int C, int ROWS, int THREADS>
-static __device__ __forceinline__ void load_chunk(floatX *tile, const floatX *head, int column, int e,
-                                                  int first, int N, int d)
-{
-    constexpr int VECTORS = C / 8, STEP = THREADS / VECTORS; // rows from one of a thread's to the next
-    int row = threadIdx.x / VECTORS, at = column + threadIdx.x % VECTORS * 8;
-    const floatX *from = head + (int64_t)(first + row) * d + at;
-    floatX *to = tile + row * PITCH<C> + threadIdx.x % VECTORS * 8;
-#pragma unroll
-    for (int k = 0; k < (ROWS + STEP - 1) / STEP; k++) {
-        int bytes = (unsigned)(first + row + k * STEP) < (unsigned)N && at < e ? 16 : 0; // 0: zeros, unread
-        if (ROWS % STEP == 0 || row + k * STEP < ROWS)
-            sm80::copy_async(to + k * STEP * PITCH<C>, from, bytes);
-        from += STEP * d;
-    }
-}
-
 // STAGES buffers of shared memory, filled in the order in which they are taken.  piece(i): the i-th
 template <int E, int STAGES, typename F> struct Ring {
     floatX *memory;
@@ -194,9 +177,9 @@ template <int E, int STAGES, typename F> struct Ring {
             Piece p = piece(i);
             floatX *to = stage(i);
             if (p.own)
-                load_chunk<C, TILE, TILE_THREADS>(to, p.own, p.column, p.e, first, N, H * p.e);
-            load_chunk<C, SIDE, TILE_THREADS>(to + STAGE<E, TILE>, p.side, p.column, p.e, first - BACK, N,
-                                              H * p.e);
+                load_columns<C, TILE, TILE_THREADS>(to, p.own, p.column, p.e, first, N, H * p.e);
+            load_columns<C, SIDE, TILE_THREADS>(to + STAGE<E, TILE>, p.side, p.column, p.e, first - BACK, N,
+                                                H * p.e);
         }
         commit_loads();
     }

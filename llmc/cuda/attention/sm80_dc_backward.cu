@@ -194,8 +194,8 @@ __global__ void __launch_bounds__(KEY_WARPS *WARP, 16 / KEY_WARPS)
         bool keys = i >= CHUNKS<E>; // dk's, from q
         int e = keys ? a.qk.e : a.v.e;
         if (i < 2 * CHUNKS<E>)
-            load_chunk<C, KEY_SIDE, THREADS>(stage(i), (keys ? a.f.q : a.b.dy) + n * e, i % CHUNKS<E> * C, e,
-                                             first, N, H * e);
+            load_columns<C, KEY_SIDE, THREADS>(stage(i), (keys ? a.f.q : a.b.dy) + n * e, i % CHUNKS<E> * C,
+                                               e, first, N, H * e);
         commit_loads();
     };
     for (int i = 0; i < KEY_STAGES - 1; i++)
