@@ -61,10 +61,23 @@ static int wrong_places(const Batch *b, const int32_t *tiles, int size, bool key
     return wrong;
 }
 
+// The same of tiles by how far their last query reaches back in the document of the first.
+static int wrong_reaches(const Batch *b, const int32_t *tiles, int size)
+{
+    int count = (int)ceil_div(b->N, size), seen[MOST_TILES] = {0}, wrong = 0, before = INT32_MAX;
+    for (int i = 0; i < count; i++) {
+        int first = tiles[i] * size, end = first + size < b->N ? first + size : b->N,
+            reach = end - b->cu[document_of(b, first)];
+        wrong += seen[tiles[i]]++ || reach > before;
+        before = reach;
+    }
+    return wrong;
+}
+
 static void check_orders(void)
 {
     int32_t tiles[MOST_TILES], late[MOST_TILES];
-    int wrong[2] = {0, 0}, wrong_late = 0, of_late = 0;
+    int wrong[3] = {0, 0, 0}, wrong_late = 0, of_late = 0;
     for (int n = 0; n < CASES; n++) {
         Batch b;
         random_batch(&b);
@@ -72,6 +85,9 @@ static void check_orders(void)
         wrong[0] += wrong_places(&b, tiles, QUERIES, false);
         tile_order_sort(tiles, KEYS, true, b.cu, b.documents, b.N);
         wrong[1] += wrong_places(&b, tiles, KEYS, true);
+        tile_order_by_reach(tiles, KEYS, b.cu, b.documents, b.N);
+        wrong[2] += wrong_reaches(&b, tiles, KEYS);
+        tile_order_sort(tiles, KEYS, true, b.cu, b.documents, b.N);
         int count = (int)ceil_div(b.N, KEYS);
         tile_order_mark_late(late, tiles, count);
         for (int i = 0; i < count; i++) {
@@ -84,6 +100,7 @@ static void check_orders(void)
     }
     ok(wrong[0] == 0, "%d batches: each tile of queries once, longest document first, in its order", CASES);
     ok(wrong[1] == 0, "each tile of keys once, longest document first, from its end");
+    ok(wrong[2] == 0, "each tile of queries once, the furthest reach first");
     ok(wrong_late == 0 && of_late > CASES / 10, "%d tiles are taken after the one in front of them", of_late);
 }
 

@@ -97,7 +97,12 @@ template <int ROWS> static __device__ __forceinline__ int first_row(const int32_
 
 template <int ROWS> static dim3 blocks_of(const AttentionCall *c)
 {
-    return dim3((unsigned)c->H, (unsigned)(ceil_div(c->N, ORDERED_TILE) * (ORDERED_TILE / ROWS)));
+    enum { MOST = 65535 }; // of a grid's second dimension
+    int64_t tiles = ceil_div(c->N, ORDERED_TILE) * (ORDERED_TILE / ROWS);
+    if (tiles > MOST)
+        fatal(EXIT_BAD_INPUT, "a sequence of %d rows is too long for attention: at most %d", c->N,
+              MOST * ROWS);
+    return dim3((unsigned)c->H, (unsigned)tiles);
 }
 
 // ---- products --------------------------------------------------------------------------------------------
