@@ -61,13 +61,14 @@ static int wrong_places(const Batch *b, const int32_t *tiles, int size, bool key
     return wrong;
 }
 
-// The same of tiles by how far their last query reaches back in the document of the first.
-static int wrong_reaches(const Batch *b, const int32_t *tiles, int size)
+// The same of tiles by their reach: of queries back in the document of the first, of keys on in that of the
+// last.
+static int wrong_reaches(const Batch *b, const int32_t *tiles, int size, bool keys)
 {
     int count = (int)ceil_div(b->N, size), seen[MOST_TILES] = {0}, wrong = 0, before = INT32_MAX;
     for (int i = 0; i < count; i++) {
         int first = tiles[i] * size, end = first + size < b->N ? first + size : b->N,
-            reach = end - b->cu[document_of(b, first)];
+            reach = keys ? b->cu[document_of(b, end - 1) + 1] - first : end - b->cu[document_of(b, first)];
         wrong += seen[tiles[i]]++ || reach > before;
         before = reach;
     }
@@ -85,8 +86,10 @@ static void check_orders(void)
         wrong[0] += wrong_places(&b, tiles, QUERIES, false);
         tile_order_sort(tiles, KEYS, true, b.cu, b.documents, b.N);
         wrong[1] += wrong_places(&b, tiles, KEYS, true);
-        tile_order_by_reach(tiles, KEYS, b.cu, b.documents, b.N);
-        wrong[2] += wrong_reaches(&b, tiles, KEYS);
+        for (int keys = 0; keys < 2; keys++) {
+            tile_order_by_reach(tiles, KEYS, keys, b.cu, b.documents, b.N);
+            wrong[2] += wrong_reaches(&b, tiles, KEYS, keys);
+        }
         tile_order_sort(tiles, KEYS, true, b.cu, b.documents, b.N);
         int count = (int)ceil_div(b.N, KEYS);
         tile_order_mark_late(late, tiles, count);
@@ -100,7 +103,7 @@ static void check_orders(void)
     }
     ok(wrong[0] == 0, "%d batches: each tile of queries once, longest document first, in its order", CASES);
     ok(wrong[1] == 0, "each tile of keys once, longest document first, from its end");
-    ok(wrong[2] == 0, "each tile of queries once, the furthest reach first");
+    ok(wrong[2] == 0, "each tile of queries, and of keys, once, the furthest reach first");
     ok(wrong_late == 0 && of_late > CASES / 10, "%d tiles are taken after the one in front of them", of_late);
 }
 

@@ -13,8 +13,9 @@
 //   then    for each tile of keys 1 if it comes later there than the tile in front of it, which is so only
 //           where another document ends it, else 0
 //   then    ceil(N / ATTENTION_QUERY_TILE) numbers of tiles of queries, documents longest first
-//   then    ceil(N / ATTENTION_REACH_TILE) numbers of tiles of queries, those that reach furthest back first
-// The last four start on 16 bytes, too.
+//   then    twice ceil(N / ATTENTION_REACH_TILE) numbers of tiles, of keys and of queries, the furthest reach
+//           first
+// The last five start on 16 bytes, too.
 // Any number of slots from the documents' to C is right for the same table. A slot costs cuDNN 0.2 us forward
 // and 0.4 us backward on an H200 also when it is empty, hence plans for several numbers.
 #include "llmc/cuda/attention/attention.h"
@@ -72,14 +73,19 @@ static int64_t query_tiles_at(int N, int max_documents)
     return late_tiles_at(N, max_documents) + round_up(ceil_div(N, ATTENTION_KEY_TILE), 4);
 }
 
-static int64_t reach_tiles_at(int N, int max_documents)
+static int64_t reaching_keys_at(int N, int max_documents)
 {
     return query_tiles_at(N, max_documents) + round_up(ceil_div(N, ATTENTION_QUERY_TILE), 4);
 }
 
+static int64_t reaching_queries_at(int N, int max_documents)
+{
+    return reaching_keys_at(N, max_documents) + round_up(ceil_div(N, ATTENTION_REACH_TILE), 4);
+}
+
 int64_t attention_table_ints(int N, int max_documents)
 {
-    return reach_tiles_at(N, max_documents) + round_up(ceil_div(N, ATTENTION_REACH_TILE), 4);
+    return reaching_queries_at(N, max_documents) + round_up(ceil_div(N, ATTENTION_REACH_TILE), 4);
 }
 
 // order[i]: length complemented, then start; owned by the caller.
@@ -123,8 +129,10 @@ int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_doc
                          (int)ceil_div(N, ATTENTION_KEY_TILE));
     tile_order_sort(table + query_tiles_at(N, max_documents), ATTENTION_QUERY_TILE, false, cu_seqlens,
                     num_documents, N);
-    tile_order_by_reach(table + reach_tiles_at(N, max_documents), ATTENTION_REACH_TILE, cu_seqlens,
+    tile_order_by_reach(table + reaching_keys_at(N, max_documents), ATTENTION_REACH_TILE, true, cu_seqlens,
                         num_documents, N);
+    tile_order_by_reach(table + reaching_queries_at(N, max_documents), ATTENTION_REACH_TILE, false,
+                        cu_seqlens, num_documents, N);
     int64_t slots = rounded_slots(num_documents);
     make_plans_for(slots, N); // here and not in the op, which may be under capture
     return (int)slots;
@@ -222,7 +230,8 @@ AttentionCall attention_call(const int32_t *table, int slots, float scale, int w
                            .key_tiles = table + PARTS * part,
                            .late_tiles = table + late_tiles_at(N, at.sizes.max_documents),
                            .query_tiles = table + query_tiles_at(N, at.sizes.max_documents),
-                           .reach_tiles = table + reach_tiles_at(N, at.sizes.max_documents),
+                           .reaching_keys = table + reaching_keys_at(N, at.sizes.max_documents),
+                           .reaching_queries = table + reaching_queries_at(N, at.sizes.max_documents),
                            .scale = scale,
                            .window = window,
                            .slots = slots,
@@ -417,6 +426,9 @@ void attention_reserve(const OpSizes *sizes)
         fatal(EXIT_BAD_INPUT,
               "a sequence of %lld tokens of width %d is too large for attention: at most %d tokens",
               (long long)most, sizes->dim, INT32_MAX / sizes->dim);
+    if (most > ATTENTION_MOST_TOKENS)
+        fatal(EXIT_BAD_INPUT, "a sequence of %lld tokens is too long for attention: at most %d",
+              (long long)most, ATTENTION_MOST_TOKENS);
     at.open = true;
     choose_kernels();
 }

@@ -101,7 +101,8 @@ typedef struct {
     const int32_t *key_tiles;   // tiles of ATTENTION_KEY_TILE keys, in the order to take them
     const int32_t *late_tiles;  // by tile of keys: 1 where it is taken after the one in front of it
     const int32_t *query_tiles; // tiles of ATTENTION_QUERY_TILE queries, the same as key_tiles
-    const int32_t *reach_tiles; // tiles of ATTENTION_REACH_TILE queries, those that see the most keys first
+    const int32_t *reaching_keys, *reaching_queries; // tiles of ATTENTION_REACH_TILE, those with the most
+                                                     // pairs first
     float scale;
     int window, slots;
     int N, H, e, gate_inputs;
@@ -165,7 +166,13 @@ void attention_cudnn_close(void); // after the last plan is freed
 
 // ---- own kernels -----------------------------------------------------------------------------------------
 
-enum { ATTENTION_OWN_MAX_WIDTH = 256, ATTENTION_OWN_MAX_NARROW = 192 };
+enum {
+    ATTENTION_OWN_MAX_WIDTH = 256,
+    ATTENTION_OWN_MAX_NARROW = 192,
+    ATTENTION_REACH_TILE = 128,
+    ATTENTION_MOST_TOKENS = 65535 * 64 / 2 // tiles of 64 are a grid's second dimension; paired heads double
+                                           // them
+};
 // Prepares the kernels for heads of v of width e, a multiple of 8 up to ATTENTION_OWN_MAX_WIDTH, and of q and
 // k of width qk: e, or a smaller multiple of 8 up to ATTENTION_OWN_MAX_NARROW. False, with the reason, when
 // the device has too little shared memory for it.
@@ -177,7 +184,7 @@ void attention_sm80_backward(const AttentionCall *c, Stream s);
 
 // ---- own kernels for Hopper ------------------------------------------------------------------------------
 
-enum { ATTENTION_KEY_TILE = 128, ATTENTION_QUERY_TILE = 192, ATTENTION_REACH_TILE = 128 };
+enum { ATTENTION_KEY_TILE = 128, ATTENTION_QUERY_TILE = 192 };
 // False, with the reason, where they do not run: another chip, compiled for another, heads of v of another
 // width than 128.
 bool attention_sm90_prepare(int e, Error *error);

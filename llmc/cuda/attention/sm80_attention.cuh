@@ -63,7 +63,7 @@ static __device__ __forceinline__ void load_columns(floatX *tile, const floatX *
     const floatX *from = head + (int64_t)(first + row) * d + at;
     floatX *to = tile + row * PITCH<COLUMNS> + threadIdx.x % VECTORS * 8;
     if (THREADS % VECTORS && row == STEP)
-        return; // threads that are left over
+        return; // surplus threads
 #pragma unroll
     for (int k = 0; k < (ROWS + STEP - 1) / STEP; k++) {
         int bytes = (unsigned)(first + row + k * STEP) < (unsigned)N && at < e ? 16 : 0; // 0: zeros, unread
@@ -80,28 +80,19 @@ static __device__ __forceinline__ void load_tile(floatX *tile, const floatX *hea
     load_columns<E, ROWS, THREADS>(tile, head, 0, c.e, first, c.N, c.H * c.e);
 }
 
-// ---- which rows a block takes ----------------------------------------------------------------------------
+// ---- which rows a CTA takes ------------------------------------------------------------------------------
 
-// Blocks in the order of the table's tiles of SIZE tokens, the ones with the most work first, all heads of a
-// tile one after the other. A block takes ROWS of the tile; those of the last one may lie behind N.
-enum { ORDERED_TILE = 128 };
-static_assert((int)ORDERED_TILE == (int)ATTENTION_KEY_TILE && (int)ORDERED_TILE == (int)ATTENTION_REACH_TILE,
-              "the table's tiles");
-
-// The first row of block (head, place).
+// CTAs in the order of a table of tiles, those with the most work first, all heads of a tile one after the
+// other. A CTA takes ROWS of a tile; those of the last one may lie behind N.  -> its first row
 template <int ROWS> static __device__ __forceinline__ int first_row(const int32_t *tiles)
 {
-    constexpr int PARTS = ORDERED_TILE / ROWS;
-    return tiles[blockIdx.y / PARTS] * ORDERED_TILE + blockIdx.y % PARTS * ROWS;
+    constexpr int PARTS = ATTENTION_REACH_TILE / ROWS;
+    return tiles[blockIdx.y / PARTS] * ATTENTION_REACH_TILE + blockIdx.y % PARTS * ROWS;
 }
 
-template <int ROWS> static dim3 blocks_of(const AttentionCall *c)
+template <int ROWS> static dim3 ctas_of(const AttentionCall *c)
 {
-    enum { MOST = 65535 }; // of a grid's second dimension
-    int64_t tiles = ceil_div(c->N, ORDERED_TILE) * (ORDERED_TILE / ROWS);
-    if (tiles > MOST)
-        fatal(EXIT_BAD_INPUT, "a sequence of %d rows is too long for attention: at most %d", c->N,
-              MOST * ROWS);
+    int64_t tiles = ceil_div(c->N, ATTENTION_REACH_TILE) * (ATTENTION_REACH_TILE / ROWS);
     return dim3((unsigned)c->H, (unsigned)tiles);
 }
 

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(TILE_THREADS) attention_backward_queries_kerne
     __shared__ Span span[ROWS];
     const AttentionCall keys = call_of_keys<QK, E>(c);
     floatX *q = shared, *dy = q + ROWS * PITCH<QK>, *v = dy + ROWS * PITCH<E>, *k = v + STEP * PITCH<E>;
-    int head = blockIdx.x, first = first_row<ROWS>(c.reach_tiles),
+    int head = blockIdx.x, first = first_row<ROWS>(c.reaching_queries),
         warp_row = threadIdx.x / WARP * (MB * ROWS_PER_WARP), lane_row = warp_row + threadIdx.x % WARP / 4;
     if (first >= c.N)
         return;
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(KEY_THREADS<E>) attention_backward_keys_kernel
     __shared__ QueryStage queries[STAGES];
     const AttentionCall keys = call_of_keys<QK, E>(c);
     floatX *k = shared, *v = k + TILE * PITCH<QK>, *ring = v + TILE * PITCH<E>;
-    int head = blockIdx.x, first = first_row<TILE>(c.key_tiles), part = threadIdx.x / TILE_THREADS,
+    int head = blockIdx.x, first = first_row<TILE>(c.reaching_keys), part = threadIdx.x / TILE_THREADS,
         warp_row = threadIdx.x % TILE_THREADS / WARP * ROWS_PER_WARP;
     if (first >= c.N)
         return;
@@ -266,8 +266,8 @@ template <int QK, int E> static bool prepare(Error *error)
 template <int QK, int E> static void launch(const AttentionCall *c, Stream s)
 {
     attention_backward_queries_kernel<QK, E>
-        <<<blocks_of<QUERIES<E>>(c), TILE_THREADS, queries_bytes<QK, E>(), s>>>(*c);
-    attention_backward_keys_kernel<QK, E><<<blocks_of<TILE>(c), KEY_THREADS<E>, keys_bytes<QK, E>(), s>>>(*c);
+        <<<ctas_of<QUERIES<E>>(c), TILE_THREADS, queries_bytes<QK, E>(), s>>>(*c);
+    attention_backward_keys_kernel<QK, E><<<ctas_of<TILE>(c), KEY_THREADS<E>, keys_bytes<QK, E>(), s>>>(*c);
     CHECK_LAUNCH();
 }
 

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(TILE_THREADS) attention_forward_kernel(Attenti
     __shared__ Span span[ROWS];
     const AttentionCall keys = call_of_keys<QK, E>(c);
     floatX *q = shared, *k = q + ROWS * PITCH<QK>, *v = k + KEYS * PITCH<QK>;
-    int head = blockIdx.x, q0 = first_row<ROWS>(c.reach_tiles),
+    int head = blockIdx.x, q0 = first_row<ROWS>(c.reaching_queries),
         warp_row = threadIdx.x / WARP * (MB * ROWS_PER_WARP);
     if (q0 >= c.N)
         return;
@@ -171,8 +171,7 @@ template <int QK, int E> static bool prepare(Error *error)
 
 template <int QK, int E> static void launch(const AttentionCall *c, Stream s)
 {
-    attention_forward_kernel<QK, E>
-        <<<blocks_of<QUERIES<E>>(c), TILE_THREADS, forward_bytes<QK, E>(), s>>>(*c);
+    attention_forward_kernel<QK, E><<<ctas_of<QUERIES<E>>(c), TILE_THREADS, forward_bytes<QK, E>(), s>>>(*c);
     CHECK_LAUNCH();
 }
 

@@ -31,17 +31,20 @@ static inline void tile_order_sort(int32_t *tiles, int size, bool keys, const in
     free(order);
 }
 
-// Numbers of tiles of `size` queries, those that reach the furthest back in the document of their first token
-// first: whatever the window, they see the most keys.
-static inline void tile_order_by_reach(int32_t *tiles, int size, const int32_t *cu, int documents, int N)
+// Numbers of tiles of `size` tokens, the furthest reach first: of queries from their end to the begin of the
+// first one's document, of keys from their begin to the end of the last one's. Whatever the window, those see
+// the most keys, or are seen by the most queries.
+static inline void tile_order_by_reach(int32_t *tiles, int size, bool keys, const int32_t *cu, int documents,
+                                       int N)
 {
     int count = (int)ceil_div(N, size), document = 0;
     uint64_t *order = xcalloc((size_t)count, sizeof *order);
     for (int i = 0; i < count; i++) {
-        int first = i * size, end = (int)min_i64(N, first + size);
-        while (document + 1 < documents && cu[document + 1] <= first)
+        int first = i * size, end = (int)min_i64(N, first + size), token = keys ? end - 1 : first;
+        while (document + 1 < documents && cu[document + 1] <= token)
             document++;
-        order[i] = (uint64_t) ~(uint32_t)(end - cu[document]) << 32 | (uint32_t)i;
+        int reach = keys ? cu[document + 1] - first : end - cu[document];
+        order[i] = (uint64_t) ~(uint32_t)reach << 32 | (uint32_t)i;
     }
     qsort(order, (size_t)count, sizeof *order, tile_order_rising);
     for (int i = 0; i < count; i++)
