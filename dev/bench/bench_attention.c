@@ -1,7 +1,8 @@
 // Time of attention, forward and backward, by cuDNN and by the program's own kernels, at the sizes of a
 // training run.
 //
-// "to q, k, v" is the backward pass, down to the gradients of what the product gave.
+// "backward" is that of attention alone, with the sums of dy * y, by own kernels only; "to q, k, v" goes down
+// to the gradients of what the product gave, with gate, rope and norm.
 //
 //   bench_attention [--sustained SECONDS]          a training micro-batch and a validation sequence
 //   bench_attention [--sustained SECONDS] auto     the same, only by the kernels that are chosen by
@@ -32,7 +33,8 @@ enum {
     REPEATS = 10,
     ROUNDS = 5,
     MAX_DOCUMENTS = 1024,
-    DOCUMENTS = 47
+    DOCUMENTS = 47,
+    WINDOW = 1408 // the longest that backward is timed with
 };
 #define SCALE 0.1f
 static Stream stream;
@@ -83,13 +85,32 @@ static int upload_table(int tokens)
 
 // ---- timing -----------------------------------------------------------------------------------------------
 
-typedef enum { FORWARD, BACKWARD, PASSES } Pass;
-static const char *const pass_names[PASSES] = {"forward", "to q, k, v"};
+typedef enum { FORWARD, BACKWARD, TO_QKV, PASSES } Pass;
+static const char *const pass_names[PASSES] = {"forward", "backward", "to q, k, v"};
 typedef struct {
     int tokens, slots, window;
     Pass pass;
     AttentionPlan *plan; // or NULL: the ops
 } Call;
+
+static void queue_backward(const Call *c)
+{
+    floatX **t = tensor;
+    SdpaForward f = {.y = t[3],
+                     .lse = lse,
+                     .q = t[0],
+                     .k = t[1],
+                     .v = t[2],
+                     .table = table,
+                     .slots = c->slots,
+                     .window = c->window,
+                     .qk = E,
+                     .scale = SCALE};
+    int64_t n = (int64_t)N * D;
+    SdpaBackward a =
+        {.forward = &f, .dq = dqkv, .dk = dqkv + n, .dv = dqkv + 2 * n, .dy = t[5], .scratch = scratch};
+    sdpa_backward(stream, &a, c->tokens, H, E);
+}
 
 static void queue(const Call *c)
 {
@@ -115,7 +136,9 @@ static void queue(const Call *c)
         return;
     }
     AttentionForward f = {t[3], lse, t[0], t[1], t[2], t[4], gate_w, table, c->slots, c->window, SCALE, 12};
-    if (c->pass != FORWARD) {
+    if (c->pass == BACKWARD) {
+        queue_backward(c);
+    } else if (c->pass == TO_QKV) {
         AttentionBackward a = {.forward = &f,
                                .dqkv = dqkv,
                                .dlambda = scalars + 2,
@@ -218,12 +241,14 @@ static void reserve(AttentionKernels kernels, bool deterministic)
                                  .eval_tokens = EVAL_N,
                                  .dim = D,
                                  .heads = H,
+                                 .window = WINDOW,
                                  .deterministic = deterministic,
                                  .attention = kernels});
     printf("%s (made in %.1f s)\n", attention_description(), seconds_now() - t);
     if (scratch)
         device_free(scratch);
-    scratch = device_alloc(attention_scratch_bytes(N, H, E), "bench");
+    size_t bytes[] = {attention_scratch_bytes(N, H, E), sdpa_scratch_bytes(N, H, E, E)};
+    scratch = device_alloc(bytes[bytes[1] > bytes[0]], "bench");
 }
 
 static void bench_kernels(AttentionKernels kernels, bool deterministic)
@@ -232,14 +257,15 @@ static void bench_kernels(AttentionKernels kernels, bool deterministic)
              : kernels == ATTENTION_OWN ? "the kernels for any GPU"
              : deterministic            ? "as the program chooses, deterministic"
                                         : "as the program chooses";
-    static const int train[] = {384, 896, 1408}, eval[] = {768, 2560};
+    static const int train[] = {384, 896, WINDOW}, eval[] = {768, 2560};
     reserve(kernels, deterministic);
     make_documents(N, DOCUMENTS, 2048);
     printf(" N = %d, %d documents\n", N, documents);
     int slots = upload_table(N);
     for (int i = 0; i < 3; i++)
         for (int pass = 0; pass < PASSES; pass++)
-            report(&(Call){N, slots, train[i], (Pass)pass, NULL});
+            if (pass != BACKWARD || attention_by(true) != BY_CUDNN)
+                report(&(Call){N, slots, train[i], (Pass)pass, NULL});
     make_documents(EVAL_N, 0, 12000);
     printf(" N = %d, %d documents\n", EVAL_N, documents);
     slots = upload_table(EVAL_N);

@@ -11,7 +11,7 @@
 #ifndef CUDNN_WIDTHS
 #define CUDNN_WIDTHS 16, 32, 64, 96, 128 // for which cuDNN is expected to be right
 #endif
-enum { TOKENS = 32768, EVAL_TOKENS = 40000, GUARD_ROWS = 64, MAX_DOCUMENTS = 1024 };
+enum { TOKENS = 32768, EVAL_TOKENS = 40000, MOST_WINDOW = 5000, GUARD_ROWS = 64, MAX_DOCUMENTS = 1024 };
 // Tensors of a case. Inputs stand for themselves, but for v_raw, which is VALUE, and the value embeddings,
 // which are rows of INPUT.
 enum {

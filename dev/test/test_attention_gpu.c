@@ -228,6 +228,7 @@ static const char *reserve(AttentionKernels kernels, int tokens, int eval_tokens
                                  .eval_tokens = eval_tokens,
                                  .dim = H * e,
                                  .heads = H,
+                                 .window = MOST_WINDOW,
                                  .deterministic = deterministic,
                                  .attention = kernels});
     printf("# %s\n", attention_description());
@@ -241,7 +242,7 @@ enum { NUM_EDGES = sizeof edge_lengths / sizeof *edge_lengths };
 static void check_widths(AttentionKernels kernels, const char *name, bool repeatable, const int *widths,
                          int count)
 {
-    static const int windows[] = {17, 129, 5000};
+    static const int windows[] = {17, 129, MOST_WINDOW};
     for (int i = 0; i < count; i++) {
         reserve(kernels, 4096, 4096, 3, widths[i], repeatable);
         for (int w = 0; w < 3; w++) {
@@ -253,8 +254,8 @@ static void check_widths(AttentionKernels kernels, const char *name, bool repeat
 
 static void check_kernels(AttentionKernels kernels, const char *name, bool repeatable)
 {
-    static const int windows[] = {0, 1, 17, 127, 128, 129, 895, 5000}, single[] = {1}, whole[] = {1000},
-                     equal[] = {2048, 2048}, all[] = {TOKENS};
+    static const int windows[] = {0, 1, 17, 127, 128, 129, 895, MOST_WINDOW}, single[] = {1},
+                     whole[] = {1000}, equal[] = {2048, 2048}, all[] = {TOKENS};
     static int ones[600];
     for (int i = 0; i < 600; i++)
         ones[i] = 1;
@@ -333,6 +334,23 @@ static void check_others(bool portable)
                      sizeof cudnn_widths / sizeof *cudnn_widths);
 }
 
+static void check_all_turns(void)
+{
+    static const int lengths[] = {1, 7, 100, 63, 64, 65};
+    Error e;
+    reserve(ATTENTION_OWN, 2048, 2048, 3, 64, false);
+    check_turns(make_case("short documents", lengths, 6, 3, 64, 70), 64);
+    check_turns(make_case("short documents", lengths, 6, 3, 64, 1000), 48);
+    reserve(ATTENTION_OWN, 2048, 2048, 3, 128, false);
+    check_turns(make_case("short documents", lengths, 6, 3, 128, 31), 96);
+    if (!attention_sm80_prepare_backward(192, 256, &e)) {
+        skip(e.text);
+        return;
+    }
+    reserve(ATTENTION_OWN, 2048, 2048, 3, 256, false);
+    check_turns(make_case("short documents", lengths, 6, 3, 256, 31), 192);
+}
+
 static void check_small(void)
 {
     for (int repeatable = 0; repeatable <= 1; repeatable++) {
@@ -365,6 +383,7 @@ int main(int argc, char **argv)
                                .vocab_padded = 128,
                                .portable = portable}); // once, for what attention shares with other ops
     stream = stream_create();
+    PART(check_all_turns());
     if (small) {
         PART(check_small());
     } else {

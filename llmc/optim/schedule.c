@@ -133,6 +133,16 @@ int schedule_most_tokens(const Config *c)
     return most;
 }
 
+int schedule_longest_window(const Config *c)
+{
+    int count = count_stages(c), blocks = 0;
+    for (int k = 0; k <= count; k++) {
+        Stage s = stage(c, k, count);
+        blocks = (int)max_i64(blocks, max_i64(s.window, s.window_short));
+    }
+    return window_tokens(c, blocks);
+}
+
 char *schedule_divided(const Config *c, int divisor)
 {
     double tokens[MAX_WINDOWS + 1];

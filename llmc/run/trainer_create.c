@@ -421,6 +421,7 @@ static void reserve_backend(const Trainer *t, bool need_training)
                      .dim = c->model_dim,
                      .heads = c->num_heads,
                      .key_dim = c->num_heads * record_key_width(c),
+                     .window = schedule_longest_window(c),
                      .mlp_dim = c->mlp_dim,
                      .vocab_padded = config_vocab_padded(c),
                      .fp8_head = c->head == HEAD_FP8,

@@ -196,6 +196,11 @@ void attention_check_tokens(int N, int H, bool backward)
               backward ? " backward" : "", (long long)tokens, (long long)most);
 }
 
+size_t attention_ds_bytes(int N, int H)
+{
+    return attention_sm80_ds_bytes(N, H, at.sizes.window ? at.sizes.window : N);
+}
+
 // Paired heads have twice as many rows as there are tokens; cuDNN does not take them.
 static void make_plans_for(int64_t slots, int N)
 {

@@ -91,6 +91,8 @@ typedef struct {
     float *dq_sum;      // cuDNN: (N, d); Hopper's kernels: attention_sm90_sums(N, H, qk) floats
     unsigned *dq_state; // Hopper's kernels: attention_sm90_states(N, H), zeros but while dq_sum waits to
                         // be read
+    void *ds;           // those for any GPU: attention_sm80_ds_bytes(N, H, at least the window), on 16 bytes
+    size_t ds_bytes;    // how many these are
     float *value_sums;  // Hopper's kernels, without dk: (attention_sm90_value_sums(N, H), 2), for dlambda
     unsigned *counters; // Hopper's kernels: attention_sm90_counters(), zeros between calls
     // Parts of the table (its layout: attention.c). Empty slots have length 0 and start at N.
@@ -117,6 +119,7 @@ typedef enum { BY_CUDNN, BY_SM90, BY_SM80 } AttentionBy;
 AttentionBy attention_by(bool backward);                  // which
 bool attention_is_sm90(bool backward);                    // those for Hopper
 void attention_check_tokens(int N, int H, bool backward); // fatal beyond what was reserved
+size_t attention_ds_bytes(int N, int H);                  // for any window that was reserved
 // attention_backward by these kernels, with a scratch of that size.
 void attention_backward_by(AttentionBy by, Stream s, const AttentionBackward *a, int N, int H, int e);
 size_t attention_scratch_by(AttentionBy by, int N, int H, int e);
@@ -178,6 +181,8 @@ enum {
 // the device has too little shared memory for it.
 bool attention_sm80_prepare(int qk, int e, Error *error);
 bool attention_sm80_prepare_backward(int qk, int e, Error *error);
+// Memory of a backward pass for gradients of scores, of as many heads as are computed at once.
+size_t attention_sm80_ds_bytes(int N, int H, int window);
 // The same bits for the same input, always.
 void attention_sm80_forward(const AttentionCall *c, Stream s);
 void attention_sm80_backward(const AttentionCall *c, Stream s);

@@ -147,6 +147,8 @@ bool attention_agree(const AttentionPeer *peer, const AttentionCall *base, Error
     run_peer(peer, false, &a, m.stream);
     attention_sm80_forward(&b, m.stream);
     if (peer->with_backward) {
+        b.ds_bytes = attention_sm80_ds_bytes(b.N, b.H, b.window);
+        b.ds = take(&m, b.ds_bytes);
         attention_row_sums(m.stream, own.row_sums, b.dy, b.y, rows, base->e);
         run_peer(peer, true, &a, m.stream);
         attention_sm80_backward(&b, m.stream);

@@ -10,7 +10,9 @@ typedef struct {
     float *value_sums;
     floatX *y;            // (N, d) cuDNN: output without its gate
     floatX *dq, *dk, *dv; // (N, d) all but Hopper's kernels
-    size_t bytes;         // of all
+    void *ds;             // those for any GPU
+    size_t ds_bytes;
+    size_t bytes; // of all
 } Scratch;
 
 static void *take(char *base, size_t *used, size_t bytes)
@@ -39,6 +41,10 @@ static Scratch lay_out(AttentionBy by, void *base, int N, int H, int e)
         p.dq = take(base, &used, n * sizeof(floatX));
         p.dk = take(base, &used, n * sizeof(floatX));
         p.dv = take(base, &used, n * sizeof(floatX));
+    }
+    if (by == BY_SM80) {
+        p.ds_bytes = attention_ds_bytes(N, H);
+        p.ds = take(base, &used, p.ds_bytes);
     }
     p.bytes = used;
     return p;
@@ -133,6 +139,8 @@ static AttentionCall softmax_backward(const AttentionBackward *a, const Scratch 
     c.row_scratch = p->row_scratch;
     c.dq_sum = p->dq_sum;
     c.value_sums = p->value_sums;
+    c.ds = p->ds;
+    c.ds_bytes = p->ds_bytes;
     return c;
 }
 

@@ -2,9 +2,10 @@
 // and rows, no gate is a gate of 1, and their backward pass leaves dq, dk and dv. Those for Hopper take q and
 // k of 96 columns where v has 128; other narrow heads go to the portable ones.
 //
-// dq of Hopper's kernels is a sum in fp32, rounded to bf16 by a pass of its own: 6 d bytes a token. Row sums
-// of dy * y are another, where they are not given: 4 d. Where heads_backward follows, it reads the sums, and
-// the planes of k and v may be written by attention's epilogue (AttentionCall.heads).
+// dq of Hopper's kernels is a sum in fp32, rounded to bf16 by a pass of its own: 6 d bytes a token; those for
+// any GPU keep gradients of scores (sm80_backward.cu). Row sums of dy * y are another pass, where they are
+// not given: 4 d. Where heads_backward follows, it reads the sums, and the planes of k and v may be written
+// by attention's epilogue (AttentionCall.heads).
 #include "llmc/cuda/attention/attention.h"
 
 bool backend_takes_heads(int qk, int e)
@@ -66,7 +67,8 @@ static size_t row_sum_bytes(int N, int H) { return (size_t)round_up((int64_t)N *
 size_t sdpa_scratch_bytes(int N, int H, int qk, int e)
 {
     check_widths(qk, e);
-    return row_sum_bytes(N, H) + (by_sm90(qk, e, true) ? attention_sm90_sums(N, H, qk) * sizeof(float) : 0);
+    return row_sum_bytes(N, H) +
+           (by_sm90(qk, e, true) ? attention_sm90_sums(N, H, qk) * sizeof(float) : attention_ds_bytes(N, H));
 }
 
 // dq: out, or NULL: Hopper's kernels leave it in the sums that are returned.  planes: of heads->dqkv, written
@@ -91,6 +93,8 @@ static DqSums backward(Stream s, const SdpaBackward *a, floatX *dq, const HeadsB
         attention_sm90_backward(&c, s);
     } else {
         check_prepared(attention_sm80_prepare_backward(c.qk, e, &error), &error);
+        c.ds = (char *)a->scratch + row_sum_bytes(N, H);
+        c.ds_bytes = attention_ds_bytes(N, H);
         attention_sm80_backward(&c, s);
     }
     return (DqSums){.sums = c.dq_sum, .state = c.dq_state, .scale = c.scale};

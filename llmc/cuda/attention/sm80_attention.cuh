@@ -191,12 +191,29 @@ static __device__ __forceinline__ void product_rows(float (&s)[MB][NB][4], const
     }
 }
 
+// acc += a b, with MB blocks of a (16, 16) as left operands: what is read of b serves all of them. b: 16 rows
+template <int E, int MB, int NA>
+static __device__ __forceinline__ void product_packed(float (&acc)[MB][NA][4], const uint32_t (&a)[MB][4],
+                                                      const floatX *b)
+{
+    int lane = threadIdx.x % WARP;
+    const floatX *b_row = b + (lane & 15) * PITCH<E> + (lane >> 4) * 8;
+#pragma unroll
+    for (int j = 0; j < NA; j += 2) {
+        uint32_t right[4];
+        ldmatrix<true>(right, b_row + j * 8);
+#pragma unroll
+        for (int m = 0; m < MB; m++) {
+            mma(acc[m][j], a[m], right[0], right[1]);
+            mma(acc[m][j + 1], a[m], right[2], right[3]);
+        }
+    }
+}
+
 template <int E, int MB, int NB, int NA>
 static __device__ __forceinline__ void product_weights(float (&acc)[MB][NA][4], const float (&p)[MB][NB][4],
                                                        const floatX *b)
 {
-    int lane = threadIdx.x % WARP;
-    const floatX *b_row = b + (lane & 15) * PITCH<E> + (lane >> 4) * 8;
 #pragma unroll
     for (int n = 0; n < NB; n += 2) {
         uint32_t left[MB][4];
@@ -207,16 +224,7 @@ static __device__ __forceinline__ void product_weights(float (&acc)[MB][NA][4], 
             left[m][2] = pack2(p[m][n + 1][0], p[m][n + 1][1]);
             left[m][3] = pack2(p[m][n + 1][2], p[m][n + 1][3]);
         }
-#pragma unroll
-        for (int j = 0; j < NA; j += 2) {
-            uint32_t right[4];
-            ldmatrix<true>(right, b_row + n * 8 * PITCH<E> + j * 8);
-#pragma unroll
-            for (int m = 0; m < MB; m++) {
-                mma(acc[m][j], left[m], right[0], right[1]);
-                mma(acc[m][j + 1], left[m], right[2], right[3]);
-            }
-        }
+        product_packed<E>(acc, left, b + n * 8 * PITCH<E>);
     }
 }
 

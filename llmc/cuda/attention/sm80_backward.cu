@@ -1,22 +1,53 @@
 // Attention backward by the program's own kernels. Where cuDNN adds shares of dq as they come, here every
-// gradient has one block that sums it in a fixed order: one pass over the keys of 128 queries for dq, one
-// over the queries of 64 keys for dk and dv. The price is that scores and their gradients are computed twice:
-// 7 products of tiles instead of 5.
+// gradient has one CTA that sums it in a fixed order: one pass over the queries of 64 keys for dk and dv, one
+// over the keys of 128 queries for dq.
 //
-// With p = exp(s - lse), r = rowsum(dy * y) (given), ds = p * (dy v^T - r):   dq = scale ds k;   dk = scale
-// ds^T q; dv = p^T dy. In both passes the rows stay (q and dy, or k and v), the other side's two tensors
-// stream by, 32 rows at a time. Rows are queries in the one and keys in the other, so in the second
-// everything appears transposed.
+// With p = exp(s - lse), r = rowsum(dy * y) (given), ds = p * (dy v^T - r):   dk = scale ds^T q; dv = p^T dy;
+// dq = scale ds k. In the first pass k and v stay, q and dy stream by, 32 rows at a time, and everything
+// appears transposed, as its rows are keys. It stores ds for the second, which has one product left. So there
+// are 5 products of tiles, as with sums of dq in any order, for 4 bytes of memory traffic a pair of query and
+// key. Heads take turns with the memory for ds.
 //
-// What bounds them is reading operands from shared memory: 16 x 16 of b for two products of 16 x 8 take as
-// long as four. So a warp of the first pass has 32 rows, and one of the second keeps its 16 rows of k in
-// registers.
+// What bounds the first is reading operands from shared memory: 16 x 16 of b for two products of 16 x 8 take
+// as long as four. So a warp keeps its 16 rows of k in registers.
+//
+// ds of a head: for each tile of 64 keys its steps of 32 queries, from the tile's first key on; of a step the
+// four blocks of 16 keys; of such a block two squares of 16 x 16, each as the 32 x 16 bytes that lanes take
+// as the left operand of ds k. A block that no pair is seen in is neither written nor read.
 #include "llmc/cuda/attention/sm80_attention.cuh"
 
 namespace attention
 {
 
 enum { STEP = 32, STEP_BLOCKS = STEP / 8 };
+
+// ---- memory for ds ---------------------------------------------------------------------------------------
+
+enum { KEY_BLOCKS = TILE / ROWS_PER_WARP, SQUARES = STEP / ROWS_PER_WARP };
+
+struct DsScratch {
+    uint4 *ds; // (heads of a launch, tiles of keys, steps, KEY_BLOCKS, SQUARES, WARP)
+    int steps; // of a tile of keys, at most
+    int first_head;
+};
+
+constexpr int64_t DS_BYTES = 512 << 20; // of all heads that are computed at once, if one does not need more
+
+static int most_steps(int N, int window) { return (int)ceil_div(min_i64(N, (int64_t)window + TILE), STEP); }
+
+static size_t head_bytes(int N, int window)
+{
+    return (size_t)ceil_div(N, TILE) * (size_t)most_steps(N, window) * (TILE * STEP * sizeof(floatX));
+}
+
+// The lane's part of the first square of the CTA's head, keys from `key` on, queries from `query` on:
+// multiples of 16 and of 32.
+static __device__ __forceinline__ uint4 *squares_of(const DsScratch &d, int key, int query, int N)
+{
+    int tile = key / TILE, step = (query - tile * TILE) / STEP, block = key % TILE / ROWS_PER_WARP;
+    int64_t tiles = (int64_t)blockIdx.x * ((N + TILE - 1) / TILE) + tile;
+    return d.ds + ((tiles * d.steps + step) * KEY_BLOCKS + block) * (SQUARES * WARP) + threadIdx.x % WARP;
+}
 
 // s: scores to weights; dp: gradients of weights to those of scores, without the scale. base, row_sum: of
 // element i of block n.
@@ -52,80 +83,7 @@ static __device__ __forceinline__ void mask_scores(float (&s)[NB][4], const Span
     }
 }
 
-// ---- dq --------------------------------------------------------------------------------------------------
-
-// Blocks of 16 queries a warp.
-template <int E> constexpr int ROW_BLOCKS = E <= 128 ? 2 : 1;
-template <int E> constexpr int QUERIES = TILE *ROW_BLOCKS<E>;
-
-// q, dy; two steps of k, one of v.
-template <int QK, int E> constexpr int queries_bytes()
-{
-    return tile_bytes<QK>(QUERIES<E> + 2 * STEP) + tile_bytes<E>(QUERIES<E> + STEP);
-}
-
-template <int QK, int E>
-__global__ void __launch_bounds__(TILE_THREADS) attention_backward_queries_kernel(AttentionCall c)
-{
-    constexpr int MB = ROW_BLOCKS<E>, ROWS = QUERIES<E>, K_STEP = STEP * PITCH<QK>;
-    extern __shared__ __align__(16) floatX shared[];
-    __shared__ Span span[ROWS];
-    const AttentionCall keys = call_of_keys<QK, E>(c);
-    floatX *q = shared, *dy = q + ROWS * PITCH<QK>, *v = dy + ROWS * PITCH<E>, *k = v + STEP * PITCH<E>;
-    int head = blockIdx.x, first = first_row<ROWS>(c.reaching_queries),
-        warp_row = threadIdx.x / WARP * (MB * ROWS_PER_WARP), lane_row = warp_row + threadIdx.x % WARP / 4;
-    if (first >= c.N)
-        return;
-    const floatX *k_head = c.k + head * keys.e, *v_head = c.v + head * c.e;
-    load_tile<QK, ROWS, TILE_THREADS>(q, c.q + head * keys.e, first, keys);
-    load_tile<E, ROWS, TILE_THREADS>(dy, c.dy + head * c.e, first, c);
-    find_spans<false>(span, first, c);
-    __syncthreads();
-    WarpSpan warp = warp_span(span, warp_row, MB * ROWS_PER_WARP, first, c.N);
-    int other = span[0].lo, end = span[min(ROWS, c.N - first) - 1].hi;
-    load_tile<QK, STEP, TILE_THREADS>(k, k_head, other, keys);
-    load_tile<E, STEP, TILE_THREADS>(v, v_head, other, c);
-    commit_loads();
-    float2 query[MB][2]; // lse in powers of two, r
-#pragma unroll
-    for (int b = 0; b < 2 * MB; b++) {
-        int t = first + lane_row + 8 * b;
-        int64_t at = (int64_t)t * c.H + head;
-        query[b / 2][b % 2] = t < c.N ? make_float2(c.lse[at] * LOG2E, c.row_sums[at]) : make_float2(0, 0);
-    }
-    float dq[MB][QK / 8][4] = {};
-    for (int n = 0; other < end; n ^= 1, other += STEP) {
-        float s[MB][STEP_BLOCKS][4], dp[MB][STEP_BLOCKS][4];
-        bool mine = other < warp.hi && other + STEP > warp.lo, more = other + STEP < end;
-        wait_loads<0>();
-        __syncthreads(); // this step's k and v are here, and all are done with the k before
-        if (more)
-            load_tile<QK, STEP, TILE_THREADS>(k + (n ^ 1) * K_STEP, k_head, other + STEP, keys);
-        if (mine) {
-            product_rows<QK>(s, q + warp_row * PITCH<QK>, k + n * K_STEP);
-            product_rows<E>(dp, dy + warp_row * PITCH<E>, v);
-        }
-        __syncthreads(); // all are done with v
-        if (more)
-            load_tile<E, STEP, TILE_THREADS>(v, v_head, other + STEP, c);
-        commit_loads();
-        if (!mine)
-            continue;
-#pragma unroll
-        for (int b = 0; b < MB; b++) {
-            if (other < warp.all_lo || other + STEP > warp.all_hi)
-                mask_scores(s[b], span + lane_row + b * ROWS_PER_WARP, other);
-            gradients_of_scores(s[b], dp[b], c.scale * LOG2E, [&](int, int i) { return query[b][i / 2]; });
-        }
-        product_weights<QK>(dq, dp, k + n * K_STEP);
-    }
-#pragma unroll
-    for (int b = 0; b < MB; b++)
-        store_rows(c.dq + head * keys.e, dq[b], first + warp_row + b * ROWS_PER_WARP, 0, c.scale, c.scale,
-                   keys);
-}
-
-// ---- dk and dv -------------------------------------------------------------------------------------------
+// ---- dk, dv and ds ---------------------------------------------------------------------------------------
 
 // Above a width of 128 accumulators of dk and dv no longer fit a warp's registers: two warps share 16 rows,
 // half of the width each. There k does not fit either, and is read as v is.
@@ -176,6 +134,17 @@ static __device__ __forceinline__ void product_left(float (&s)[NB][4], const uin
         }
 }
 
+// ds of the warp's keys and a step of queries, queries as rows.
+static __device__ __forceinline__ void store_transpose(uint4 *to, const float (&ds)[STEP_BLOCKS][4])
+{
+#pragma unroll
+    for (int n = 0; n < STEP_BLOCKS; n += 2)
+        to[n / 2 * WARP] = make_uint4(sm80::transpose8(pack2(ds[n][0], ds[n][1])),
+                                      sm80::transpose8(pack2(ds[n + 1][0], ds[n + 1][1])),
+                                      sm80::transpose8(pack2(ds[n][2], ds[n][3])),
+                                      sm80::transpose8(pack2(ds[n + 1][2], ds[n + 1][3])));
+}
+
 template <int QK, int E>
 static __device__ __forceinline__ void load_stage(floatX *stage, QueryStage *queries, int first, int head,
                                                   const AttentionCall &c)
@@ -191,7 +160,8 @@ static __device__ __forceinline__ void load_stage(floatX *stage, QueryStage *que
 }
 
 template <int QK, int E>
-__global__ void __launch_bounds__(KEY_THREADS<E>) attention_backward_keys_kernel(AttentionCall c)
+__global__ void __launch_bounds__(KEY_THREADS<E>)
+    attention_backward_keys_kernel(AttentionCall c, DsScratch scratch)
 {
     constexpr int NT = KEY_THREADS<E>, K_COLUMNS = QK / SPLIT<E>, V_COLUMNS = E / SPLIT<E>,
                   STAGE = STEP * (PITCH<QK> + PITCH<E>);
@@ -201,8 +171,8 @@ __global__ void __launch_bounds__(KEY_THREADS<E>) attention_backward_keys_kernel
     __shared__ QueryStage queries[STAGES];
     const AttentionCall keys = call_of_keys<QK, E>(c);
     floatX *k = shared, *v = k + TILE * PITCH<QK>, *ring = v + TILE * PITCH<E>;
-    int head = blockIdx.x, first = first_row<TILE>(c.reaching_keys), part = threadIdx.x / TILE_THREADS,
-        warp_row = threadIdx.x % TILE_THREADS / WARP * ROWS_PER_WARP;
+    int head = scratch.first_head + blockIdx.x, first = first_row<TILE>(c.reaching_keys),
+        part = threadIdx.x / TILE_THREADS, warp_row = threadIdx.x % TILE_THREADS / WARP * ROWS_PER_WARP;
     if (first >= c.N)
         return;
     load_tile<QK, TILE, NT>(k, c.k + head * keys.e, first, keys);
@@ -239,6 +209,8 @@ __global__ void __launch_bounds__(KEY_THREADS<E>) attention_backward_keys_kernel
         gradients_of_scores(s, dp, c.scale * LOG2E, [&](int block, int i) {
             return queries[n].of[8 * block + threadIdx.x % 4 * 2 + i % 2];
         });
+        if (part == 0)
+            store_transpose(squares_of(scratch, first + warp_row, other, c.N), dp);
         product_weights<E>(dv, s, dy + part * V_COLUMNS);
         product_weights<QK>(dk, dp, q + part * K_COLUMNS);
     }
@@ -246,11 +218,77 @@ __global__ void __launch_bounds__(KEY_THREADS<E>) attention_backward_keys_kernel
     store_rows(c.dv + head * c.e, dv, first + warp_row, part * V_COLUMNS, 1, 1, c);
 }
 
+// ---- dq --------------------------------------------------------------------------------------------------
+
+// Blocks of 16 queries a warp.
+template <int E> constexpr int ROW_BLOCKS = E <= 128 ? 2 : 1;
+template <int E> constexpr int QUERIES = TILE *ROW_BLOCKS<E>;
+template <int QK> constexpr int queries_bytes() { return tile_bytes<QK>(STAGES * STEP); } // k
+
+// From `key` on, ds of the warp's queries, the first of which is `row`.
+template <int MB>
+static __device__ __forceinline__ void load_ds(uint32_t (&left)[MB][4], const DsScratch &scratch, int key,
+                                               int row, int N)
+{
+    const uint4 *from = squares_of(scratch, key, row / STEP * STEP, N) + row % STEP / ROWS_PER_WARP * WARP;
+#pragma unroll
+    for (int m = 0; m < MB; m++) {
+        uint4 square = from[m * WARP];
+        left[m][0] = square.x;
+        left[m][1] = square.y;
+        left[m][2] = square.z;
+        left[m][3] = square.w;
+    }
+}
+
+template <int QK, int E>
+__global__ void __launch_bounds__(TILE_THREADS)
+    attention_backward_queries_kernel(AttentionCall c, DsScratch scratch)
+{
+    constexpr int MB = ROW_BLOCKS<E>, ROWS = QUERIES<E>, K_STEP = STEP * PITCH<QK>;
+    extern __shared__ __align__(16) floatX ring[];
+    __shared__ Span span[ROWS];
+    const AttentionCall keys = call_of_keys<QK, E>(c);
+    int head = scratch.first_head + blockIdx.x, first = first_row<ROWS>(c.reaching_queries),
+        warp_row = threadIdx.x / WARP * (MB * ROWS_PER_WARP);
+    if (first >= c.N)
+        return;
+    const floatX *k_head = c.k + head * keys.e;
+    find_spans<false>(span, first, c);
+    __syncthreads();
+    WarpSpan warp = warp_span(span, warp_row, MB * ROWS_PER_WARP, first, c.N);
+    int other = span[0].lo / STEP * STEP, end = span[min(ROWS, c.N - first) - 1].hi,
+        key = warp.lo / ROWS_PER_WARP * ROWS_PER_WARP;
+    load_tile<QK, STEP, TILE_THREADS>(ring, k_head, other, keys);
+    commit_loads();
+    float dq[MB][QK / 8][4] = {};
+    uint32_t left[MB][4] = {}, next[MB][4] = {};
+    if (key < warp.hi)
+        load_ds(next, scratch, key, first + warp_row, c.N);
+    for (int n = 0; other < end; n ^= 1, other += STEP) {
+        wait_loads<0>();
+        __syncthreads(); // this step's k is here, and all are done with the one before
+        if (other + STEP < end)
+            load_tile<QK, STEP, TILE_THREADS>(ring + (n ^ 1) * K_STEP, k_head, other + STEP, keys);
+        commit_loads();
+        for (; key < min(warp.hi, other + STEP); key += ROWS_PER_WARP) {
+            memcpy(left, next, sizeof left);
+            if (key + ROWS_PER_WARP < warp.hi) // while the tensor cores work
+                load_ds(next, scratch, key + ROWS_PER_WARP, first + warp_row, c.N);
+            product_packed<QK>(dq, left, ring + n * K_STEP + (key - other) * PITCH<QK>);
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < MB; m++)
+        store_rows(c.dq + head * keys.e, dq[m], first + warp_row + m * ROWS_PER_WARP, 0, c.scale, c.scale,
+                   keys);
+}
+
 // ---- launch ----------------------------------------------------------------------------------------------
 
 template <int QK, int E> static bool prepare(Error *error)
 {
-    constexpr int of_queries = queries_bytes<QK, E>(), of_keys = keys_bytes<QK, E>();
+    constexpr int of_queries = queries_bytes<QK>(), of_keys = keys_bytes<QK, E>();
     if (cudaFuncSetAttribute(attention_backward_queries_kernel<QK, E>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, of_queries) == cudaSuccess &&
         cudaFuncSetAttribute(attention_backward_keys_kernel<QK, E>,
@@ -259,19 +297,47 @@ template <int QK, int E> static bool prepare(Error *error)
     cudaGetLastError();
     return error_set(error,
                      "attention backward with heads of width up to %d needs %d bytes of shared memory in a "
-                     "block: too much for this GPU",
-                     E, of_queries > of_keys ? of_queries : of_keys);
+                     "CTA: too much for this GPU",
+                     E, of_keys);
 }
 
+template <int ROWS> static dim3 ctas_of_heads(const AttentionCall *c, int heads)
+{
+    dim3 ctas = ctas_of<ROWS>(c);
+    ctas.x = (unsigned)heads;
+    return ctas;
+}
+
+// As many heads at once as the memory for ds takes.
 template <int QK, int E> static void launch(const AttentionCall *c, Stream s)
 {
-    attention_backward_queries_kernel<QK, E>
-        <<<ctas_of<QUERIES<E>>(c), TILE_THREADS, queries_bytes<QK, E>(), s>>>(*c);
-    attention_backward_keys_kernel<QK, E><<<ctas_of<TILE>(c), KEY_THREADS<E>, keys_bytes<QK, E>(), s>>>(*c);
-    CHECK_LAUNCH();
+    size_t each = head_bytes(c->N, c->window);
+    int most = (int)min_i64(c->H, (int64_t)(c->ds_bytes / each));
+    if (most < 1)
+        fatal(EXIT_BAD_INPUT,
+              "attention backward with a window of %d in %d tokens needs %zu bytes for a head, and "
+              "backend_reserve was told of windows that need at most %zu",
+              c->window, c->N, each, c->ds_bytes);
+    int launches = (int)ceil_div(c->H, most), heads = (int)ceil_div(c->H, launches);
+    DsScratch scratch = {(uint4 *)c->ds, most_steps(c->N, c->window), 0};
+    for (; scratch.first_head < c->H; scratch.first_head += heads) {
+        int now = min(heads, c->H - scratch.first_head);
+        attention_backward_keys_kernel<QK, E>
+            <<<ctas_of_heads<TILE>(c, now), KEY_THREADS<E>, keys_bytes<QK, E>(), s>>>(*c, scratch);
+        attention_backward_queries_kernel<QK, E>
+            <<<ctas_of_heads<QUERIES<E>>(c, now), TILE_THREADS, queries_bytes<QK>(), s>>>(*c, scratch);
+        CHECK_LAUNCH();
+    }
 }
 
 } // namespace attention
+
+size_t attention_sm80_ds_bytes(int N, int H, int window)
+{
+    using namespace attention;
+    int64_t each = (int64_t)head_bytes(N, window), heads = DS_BYTES / each;
+    return (size_t)(each * max_i64(1, min_i64(H, heads)));
+}
 
 bool attention_sm80_prepare_backward(int qk, int e, Error *error)
 {
