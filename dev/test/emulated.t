@@ -36,7 +36,8 @@ my %limit = (tiny => 2e-3, 'tiny-2026' => 4e-3);
 for my $preset (sort keys %limit) {
     my ($there, $here) = map { "$dir/${preset}_$_" } qw(cpu emulated);
     run_ok("$preset on the CPU", $cpu, '--preset', $preset, @short, '--out', $there);
-    run_ok("$preset, emulated", $emulated, '--preset', $preset, @short, qw(--gpus 1 --out), $here);
+    run_ok("$preset, emulated", $emulated, '--preset', $preset, @short, qw(--gpus 1 --self-check always --out), $here);
+    like(log_text($here, 'jsonl'), qr/start-up: [^"]*self-check \d/, 'whose self-check has passed');
     my ($wanted, $got) = map { losses($_) } $there, $here;
     is(keys %$got, 4, 'four steps');
     cmp_ok(abs($got->{$_} - $wanted->{$_}), '<=', $limit{$preset}, "loss of step $_: $got->{$_}, $wanted->{$_}") for sort keys %$wanted;

@@ -94,6 +94,13 @@ my ($status, undef, $err) = stand_in($gpu, qw(--preset 2025-11-18), @five, qw(--
 is($status, 4, 'the self-check fails');
 like($err, qr/\A[^\n]*the self-check found wrong results[^\n]*: products \(NN\) by 1 [^\n]+\n\z/, 'in one line');
 is(scalar(() = $err =~ / by 1 \(limit /g), 22, 'which names all kernels');
+for (['8.9 24', 8], ['8.0 40', 7]) {
+    (local $ENV{NO_GPU}, my $kernels) = @$_;
+    ($status, undef, $err) = stand_in($gpu, qw(--preset 2025-11-18), @five, qw(--self-check always --out), "$dir/check");
+    is($status, 4, "that of the portable kernels fails on $ENV{NO_GPU} GiB");
+    like($err, qr/\A(?:[^\n]*: note: [^\n]+\n)*[^\n]*the self-check found wrong results[^\n]*: products with relu\^2 by 1 [^\n]+; these differ from the host's: y of attention [^\n]+ by 1; try another driver or GPU\n\z/, 'in one line');
+    is(scalar(() = $err =~ / by 1 \(limit /g), $kernels, "which names $kernels");
+}
 
 {
     local $ENV{NO_GPU} = '9.0 2';

@@ -198,7 +198,7 @@ void attention_check_tokens(int N, int H, bool backward)
 
 size_t attention_ds_bytes(int N, int H)
 {
-    return attention_sm80_ds_bytes(N, H, at.sizes.window ? at.sizes.window : N);
+    return at.open ? attention_sm80_ds_bytes(N, H, at.sizes.window ? at.sizes.window : N) : 0;
 }
 
 // Paired heads have twice as many rows as there are tokens; cuDNN does not take them.
@@ -300,14 +300,39 @@ static bool make_first_plans(Error *e)
 }
 
 // Documents that begin and end inside of tiles, and a window that cuts the longest.
-static bool is_right(AttentionBy by, const char *name, Error *why)
+enum { CHECKED_TOKENS = 700, CHECKED_ON_HOST = 300, CHECKED_DOCUMENTS = 3 };
+
+static bool peer_is_right(AttentionBy by, const AttentionCall *c, bool backward, Error *why)
+{
+    AttentionPeer peer = {.name = by == BY_CUDNN ? "cuDNN" : "the kernels for Hopper",
+                          .with_backward = backward};
+    if (!attention_sm80_prepare(c->e, c->e, why) || !attention_sm80_prepare_backward(c->e, c->e, why))
+        return false;
+    if (by == BY_SM90)
+        return attention_sm90_agrees(&peer, c, why);
+    peer.forward = find_plan(c->slots, c->N, false);
+    peer.backward = backward ? find_plan(c->slots, c->N, true) : NULL;
+    return attention_agree(&peer, c, why);
+}
+
+static bool sm80_is_right(const AttentionCall *base, const int32_t *cu, int documents, bool backward,
+                          Error *why)
+{
+    AttentionCall c = *base;
+    int narrow = at.sizes.key_dim / at.sizes.heads;
+    if (!attention_sm80_is_right(&c, cu, documents, backward, why))
+        return false;
+    c.qk = narrow;
+    return !narrow || narrow == c.e || attention_sm80_is_right(&c, cu, documents, backward, why);
+}
+
+static bool is_right(AttentionBy by, Error *why)
 {
     int e = at.head_dim, H = at.sizes.heads, most = at.sizes.max_documents;
-    if (!attention_sm80_prepare(e, e, why) || !attention_sm80_prepare_backward(e, e, why))
-        return false;
-    int N = (int)min_i64(700, at.sizes.tokens ? at.sizes.tokens : at.sizes.eval_tokens),
-        documents = N < 8 ? 1 : 3;
-    int32_t cu[4] = {0, N < 8 ? N : 1, N / 3, N};
+    int N = (int)min_i64(by == BY_SM80 ? CHECKED_ON_HOST : CHECKED_TOKENS,
+                         at.sizes.tokens ? at.sizes.tokens : at.sizes.eval_tokens),
+        documents = N < 8 ? 1 : CHECKED_DOCUMENTS;
+    int32_t cu[CHECKED_DOCUMENTS + 1] = {0, N < 8 ? N : 1, N / 3, N};
     size_t bytes = (size_t)attention_table_ints(N, most) * sizeof(int32_t);
     int32_t *host = host_alloc(bytes), *table = device_alloc(bytes, "attention: check");
     Stream s = stream_create();
@@ -316,12 +341,9 @@ static bool is_right(AttentionBy by, const char *name, Error *why)
     stream_synchronize(s);
     stream_destroy(s);
     AttentionCall c = attention_call(table, slots, 1 / sqrtf((float)e), N / 4 + 1, N, H, e);
-    AttentionPeer peer = {.name = name, .with_backward = at.backward == by && at.sizes.tokens};
-    if (by == BY_CUDNN) {
-        peer.forward = find_plan(slots, N, false);
-        peer.backward = peer.with_backward ? find_plan(slots, N, true) : NULL;
-    }
-    bool right = by == BY_SM90 ? attention_sm90_agrees(&peer, &c, why) : attention_agree(&peer, &c, why);
+    bool backward = at.backward == by && at.sizes.tokens,
+         right = by == BY_SM80 ? sm80_is_right(&c, cu, documents, backward, why)
+                               : peer_is_right(by, &c, backward, why);
     host_free(host);
     device_free(table);
     return right;
@@ -329,7 +351,8 @@ static bool is_right(AttentionBy by, const char *name, Error *why)
 
 bool attention_own_is_right(Error *why)
 {
-    return at.forward != BY_SM90 || is_right(BY_SM90, "the kernels for Hopper", why);
+    bool portable = at.forward == BY_SM80 || at.backward == BY_SM80;
+    return (at.forward != BY_SM90 || is_right(BY_SM90, why)) && (!portable || is_right(BY_SM80, why));
 }
 
 // On true with plans made.
@@ -337,7 +360,7 @@ static bool cudnn_is_usable(Error *why)
 {
     if (!cudnn_is_a_candidate(why) || !make_first_plans(why))
         return false;
-    return at.sizes.attention == ATTENTION_CUDNN || is_right(BY_CUDNN, "cuDNN", why);
+    return at.sizes.attention == ATTENTION_CUDNN || is_right(BY_CUDNN, why);
 }
 
 static void free_plans(void)

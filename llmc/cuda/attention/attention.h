@@ -22,8 +22,8 @@ int64_t
 attention_table_part(int N,
                      int max_documents); // int32 from one part of a table to the next (see attention.c)
 void attention_close(void);
-// Whether the kernels for Hopper, if they are taken, agree with the portable ones on a small batch of
-// documents; false with the tensor that differs. Call after attention_reserve.
+// Whether own kernels, if they are taken, are right on a small batch of documents: those for Hopper beside
+// the portable ones, these beside the host. False with the tensor that differs. Call after attention_reserve.
 bool attention_own_is_right(Error *why);
 
 const char *attention_library(void);     // "cuDNN 9.1.0"; static text
@@ -218,6 +218,10 @@ bool attention_agree(const AttentionPeer *peer, const AttentionCall *base, Error
 // The same of the sm90 kernels. With --self-check always for all widths of q and k that they take, and of the
 // gradient of raw q, k and v, which their epilogue and q_backward make. Not of AttentionCall.heads.
 bool attention_sm90_agrees(const AttentionPeer *peer, const AttentionCall *base, Error *e);
+// The sm80 kernels beside sums in double on the host, of the first and the last head.  cu (documents + 1): as
+// in the call's table
+bool attention_sm80_is_right(const AttentionCall *base, const int32_t *cu, int documents, bool with_backward,
+                             Error *e);
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,7 @@
 // Whether cuDNN's kernels, or the own ones for Hopper, agree with the own ones for any GPU on a small batch,
-// on this GPU, for this head width. cuDNN's plans compile where they then give wrong results without a word:
-// on an H200, dq for head widths that are no multiple of 16 (cuDNN 9.14 and 9.19), all gradients for widths
-// of 192 and 256 (cuDNN 9.14). So no plan is trusted unseen.
+// on this GPU, for this head width; and whether these agree with the host. cuDNN's plans compile where they
+// then give wrong results without a word: on an H200, dq for head widths that are no multiple of 16
+// (cuDNN 9.14 and 9.19), all gradients for widths of 192 and 256 (cuDNN 9.14). So no plan is trusted unseen.
 #include "llmc/cuda/attention/attention.h"
 #include <math.h>
 #include <stdlib.h>
@@ -90,10 +90,14 @@ typedef struct {
     float *lse, *row_sums;
 } Side;
 
+static int width_of(const AttentionCall *c, int tensor)
+{
+    return tensor == Q || tensor == K || tensor == D_Q || tensor == D_K ? c->qk : c->e;
+}
+
 static int64_t elements(const AttentionCall *c, int tensor)
 {
-    bool of_keys = tensor == Q || tensor == K || tensor == D_Q || tensor == D_K;
-    return (int64_t)c->N * c->H * (of_keys ? c->qk : c->e);
+    return (int64_t)c->N * c->H * width_of(c, tensor);
 }
 
 static AttentionCall call_of(const AttentionCall *base, const Side *side)
@@ -124,35 +128,46 @@ static void run_peer(const AttentionPeer *peer, bool backward, AttentionCall *c,
         attention_sm90_forward(c, s);
 }
 
+static Side own_side(Pieces *m, const AttentionCall *base)
+{
+    Side own;
+    size_t rows = (size_t)base->N * (size_t)base->H;
+    for (int i = 0; i < TENSORS; i++)
+        own.t[i] =
+            i < INPUTS ? filled(m, elements(base, i)) : take(m, (size_t)elements(base, i) * sizeof(floatX));
+    own.lse = take(m, rows * sizeof(float));
+    own.row_sums = take(m, rows * sizeof(float));
+    return own;
+}
+
+static void run_own(Pieces *m, AttentionCall *c, float *row_sums, bool with_backward)
+{
+    attention_sm80_forward(c, m->stream);
+    if (!with_backward)
+        return;
+    c->ds_bytes = attention_sm80_ds_bytes(c->N, c->H, c->window);
+    c->ds = take(m, c->ds_bytes);
+    attention_row_sums(m->stream, row_sums, c->dy, c->y, (int64_t)c->N * c->H, c->e);
+    attention_sm80_backward(c, m->stream);
+}
+
 bool attention_agree(const AttentionPeer *peer, const AttentionCall *base, Error *e)
 {
     Pieces m = pieces_begin();
-    Side other, own;
+    Side own = own_side(&m, base), other = own;
     int64_t rows = (int64_t)base->N * base->H;
     int tensors = peer->with_backward ? TENSORS : Y + 1;
-    for (int i = 0; i < TENSORS; i++)
-        if (i < INPUTS) {
-            other.t[i] = own.t[i] = filled(&m, elements(base, i));
-        } else {
-            own.t[i] = take(&m, (size_t)elements(base, i) * sizeof(floatX));
-            other.t[i] = take(&m, (size_t)elements(base, i) * sizeof(floatX));
-        }
-    own.lse = take(&m, (size_t)rows * sizeof(float));
+    for (int i = INPUTS; i < TENSORS; i++)
+        other.t[i] = take(&m, (size_t)elements(base, i) * sizeof(floatX));
     other.lse = take(&m, (size_t)rows * sizeof(float));
-    own.row_sums = other.row_sums = take(&m, (size_t)rows * sizeof(float));
     AttentionCall a = call_of(base, &other), b = call_of(base, &own);
     a.row_scratch = take(&m, (size_t)rows * sizeof(float));
     a.dq_sum = take(&m, max_i64(elements(base, V), (int64_t)attention_sm90_sums(base->N, base->H, base->qk)) *
                             sizeof(float));
+    run_own(&m, &b, own.row_sums, peer->with_backward);
     run_peer(peer, false, &a, m.stream);
-    attention_sm80_forward(&b, m.stream);
-    if (peer->with_backward) {
-        b.ds_bytes = attention_sm80_ds_bytes(b.N, b.H, b.window);
-        b.ds = take(&m, b.ds_bytes);
-        attention_row_sums(m.stream, own.row_sums, b.dy, b.y, rows, base->e);
+    if (peer->with_backward)
         run_peer(peer, true, &a, m.stream);
-        attention_sm80_backward(&b, m.stream);
-    }
     bool good = true;
     for (int i = INPUTS; good && i < tensors; i++) {
         int64_t n = elements(base, i);
@@ -163,6 +178,106 @@ bool attention_agree(const AttentionPeer *peer, const AttentionCall *base, Error
                       "%s of %s (heads of q and k %d wide) differs by %.2g from that of the portable kernels",
                       names[i], peer->name, base->qk, d);
     }
+    pieces_end(&m);
+    return good;
+}
+
+// ---- the sm80 kernels beside the host ---------------------------------------------------------------------
+
+// A head of a tensor in double, (N, width), owned by the caller.
+static double *head_of(Stream s, const floatX *x, const AttentionCall *c, int head, int width)
+{
+    int64_t n = (int64_t)c->N * c->H * width;
+    floatX *all = xcalloc((size_t)n, sizeof *all);
+    double *own = xcalloc((size_t)c->N * (size_t)width, sizeof *own);
+    copy_to_host(s, all, x, (size_t)n * sizeof *all);
+    stream_synchronize(s);
+    for (int t = 0; t < c->N; t++)
+        for (int i = 0; i < width; i++)
+            own[t * width + i] = x_to_float(all[((int64_t)t * c->H + head) * width + i]);
+    free(all);
+    return own;
+}
+
+static double dot(const double *a, const double *b, int n)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += a[i] * b[i];
+    return sum;
+}
+
+static void add_scaled(double *to, const double *x, double factor, int n)
+{
+    for (int i = 0; i < n; i++)
+        to[i] += factor * x[i];
+}
+
+// Query i sees keys lo .. i.  x (TENSORS): of one head; p (N): space for weights
+static void query_on_host(double *const *x, const AttentionCall *c, int i, int lo, double *p)
+{
+    int qk = c->qk, e = c->e;
+    const double *q = x[Q] + i * qk, *dy = x[D_Y] + i * e;
+    double *y = x[Y] + i * e, largest = -INFINITY, sum = 0;
+    for (int j = lo; j <= i; j++)
+        largest = fmax(largest, p[j] = (double)c->scale * dot(q, x[K] + j * qk, qk));
+    for (int j = lo; j <= i; j++)
+        sum += p[j] = exp(p[j] - largest);
+    for (int j = lo; j <= i; j++)
+        add_scaled(y, x[V] + j * e, p[j] /= sum, e);
+    double row_sum = dot(dy, y, e);
+    for (int j = lo; j <= i; j++) {
+        double ds = (double)c->scale * p[j] * (dot(dy, x[V] + j * e, e) - row_sum);
+        add_scaled(x[D_Q] + i * qk, x[K] + j * qk, ds, qk);
+        add_scaled(x[D_K] + j * qk, q, ds, qk);
+        add_scaled(x[D_V] + j * e, dy, p[j], e);
+    }
+}
+
+static bool head_is_right(Stream s, const AttentionCall *c, const Side *own, const int32_t *cu, int documents,
+                          int head, int tensors, Error *e)
+{
+    double *x[TENSORS], *p = xcalloc((size_t)c->N, sizeof *p);
+    bool good = true;
+    for (int i = 0; i < TENSORS; i++)
+        x[i] = i < INPUTS ? head_of(s, own->t[i], c, head, width_of(c, i))
+                          : xcalloc((size_t)c->N * (size_t)width_of(c, i), sizeof **x);
+    for (int d = 0; d < documents; d++)
+        for (int i = cu[d]; i < cu[d + 1]; i++)
+            query_on_host(x, c, i, (int)max_i64(cu[d], i - c->window), p);
+    for (int i = INPUTS; good && i < tensors; i++) {
+        int64_t n = (int64_t)c->N * width_of(c, i);
+        double *got = head_of(s, own->t[i], c, head, width_of(c, i)), difference = 0, size = 0;
+        for (int64_t k = 0; k < n; k++) {
+            difference += (got[k] - x[i][k]) * (got[k] - x[i][k]);
+            size += x[i][k] * x[i][k];
+        }
+        free(got);
+        double off = sqrt(difference / fmax(size, ROUNDING * ROUNDING * (double)n));
+        good =
+            off <= LARGEST_DIFFERENCE || // NaN is not
+            error_set(e, "these differ from the host's: %s of attention (head %d, q and k %d wide) by %.2g",
+                      names[i], head, c->qk, off);
+    }
+    for (int i = 0; i < TENSORS; i++)
+        free(x[i]);
+    free(p);
+    return good;
+}
+
+bool attention_sm80_is_right(const AttentionCall *base, const int32_t *cu, int documents, bool with_backward,
+                             Error *e)
+{
+    if (!attention_sm80_prepare(base->qk, base->e, e) ||
+        (with_backward && !attention_sm80_prepare_backward(base->qk, base->e, e)))
+        return false;
+    Pieces m = pieces_begin();
+    Side own = own_side(&m, base);
+    AttentionCall c = call_of(base, &own);
+    int tensors = with_backward ? TENSORS : Y + 1;
+    run_own(&m, &c, own.row_sums, with_backward);
+    bool good = head_is_right(m.stream, &c, &own, cu, documents, 0, tensors, e) &&
+                (c.H == 1 || head_is_right(m.stream, &c, &own, cu, documents, c.H - 1, tensors, e));
     pieces_end(&m);
     return good;
 }

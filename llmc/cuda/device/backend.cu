@@ -70,7 +70,7 @@ void backend_reserve(const OpSizes *sizes)
     ns_reserve();
     scratch_reserve();
     timeline_mark("products and plans");
-    if (device_has_wgmma() && sizes->self_check != SELF_CHECK_NEVER)
+    if (sizes->self_check != SELF_CHECK_NEVER)
         self_check();
 }
 

@@ -1,6 +1,7 @@
-// Start-up check of the program's own sm90 kernels: small problems, sampled results against the same sums on
-// the host; attention, which has no short host form, against the portable kernels. A compiler, driver or GPU
-// that breaks one of them (cuDNN had such versions, attention_check.c) is found before it spoils a run.
+// Start-up check of the program's own kernels that multiply on tensor cores: small problems, sampled results
+// against the same sums on the host; Hopper's attention against the portable kernels, which take what the
+// others leave. A compiler, driver or GPU that breaks one of them (cuDNN had such versions,
+// attention_check.c) is found before it spoils a run.
 //
 // Inputs are a pattern of multiples of 1/128 in [-1, 1), exact in bf16, that host and device compute alike:
 // nothing is uploaded, and only sampled rows are read back.
@@ -34,9 +35,8 @@ static void fail(const char *what) __attribute__((noreturn));
 static void fail(const char *what)
 {
     fatal(EXIT_DEVICE,
-          "the self-check found wrong results on this GPU with this driver: %s; try another driver or GPU, "
-          "or --portable, which runs without the kernels for Hopper",
-          what);
+          "the self-check found wrong results on this GPU with this driver: %s; try another driver or GPU%s",
+          what, device_has_wgmma() ? ", or --portable, which runs without the kernels for Hopper" : "");
 }
 
 // All that is wrong, for one message: one kernel or all of them is the first question.
@@ -247,7 +247,7 @@ static void check_weight_grad(Stream s)
 static void check_ns_chain(Stream s)
 {
     enum { N = 320, M = 384 };
-    if (ns_product_path(NS_BF16, N, M) != NS_PATH_TENSOR || ns_pitch(NS_BF16, N, M) != M)
+    if (ns_pitch(NS_BF16, N, M) != M)
         return;
     Arena m(s);
     floatX *x = m.filled(N * M, 11), *a = m.take<floatX>(N * N), *c = m.take<floatX>(N * N),
@@ -318,7 +318,7 @@ static void check_ns_small(Stream s, int n)
     require(d, "Newton-Schulz of small matrices");
 }
 
-static void check_all(void)
+static void check_sm90(Stream s)
 {
     static const GemmCase gemms[] = {{LAYOUT_NN, EPILOGUE_STORE, "products (NN)"},
                                      {LAYOUT_NT, EPILOGUE_STORE, "products (NT)"},
@@ -328,23 +328,38 @@ static void check_all(void)
                                      {LAYOUT_NT, EPILOGUE_STORE, "products with a factor (NT)", -0.7f},
                                      {LAYOUT_NT, EPILOGUE_RESIDUAL, "products with a factor and a residual",
                                       -0.7f}};
+    for (const GemmCase &g : gemms)
+        check_gemm(s, g);
+    check_fp8_gemm(s);
+    check_fp8_codes(s);
+    check_weight_grad(s);
+    check_qkv(s);
+    check_head(s);
+    check_ns_chain(s);
+    check_ns_small(s, 72);
+    check_ns_small(s, 136);
+}
+
+static bool part_of_a_gpu(void)
+{
+    return device_has_wgmma() && sm90_tile_clusters() < 1;
+} // no room for clusters
+
+static void check_all(void)
+{
     Error e;
     Stream s = stream_create();
-    if (sm90_tile_clusters() >= 1) { // otherwise a part of the GPU too small for clusters
-        for (const GemmCase &g : gemms)
-            check_gemm(s, g);
-        check_fp8_gemm(s);
-        check_fp8_codes(s);
-        check_weight_grad(s);
+    if (!device_has_wgmma()) {
+        check_sm80(s);
         check_qkv(s);
-        check_head(s);
         check_ns_chain(s);
-        check_ns_small(s, 72);
-        check_ns_small(s, 136);
+    } else if (!part_of_a_gpu()) {
+        check_sm90(s);
     }
     stream_destroy(s);
+    Error products = wrong;
     if (!attention_own_is_right(&e))
-        fail(e.text);
+        error_set(&wrong, "%s%s%s", products.text, products.text[0] ? "; " : "", e.text);
     if (wrong.text[0])
         fail(wrong.text);
 }
@@ -364,22 +379,23 @@ static void describe_gpu(char *text, size_t size)
 void self_check(void)
 {
     const OpSizes *z = &device_state.sizes;
-    char gpu[320], checks[160], driver[320];
+    char gpu[320], checks[320], driver[320];
     int cuda = 0;
     const char *kernel_driver = driver_version("/proc/driver/nvidia/version");
     describe_gpu(gpu, sizeof gpu);
     CUDA_CHECK(cudaDriverGetVersion(&cuda));
     snprintf(driver, sizeof driver, "CUDA %d, %s", cuda, kernel_driver ? kernel_driver : "");
-    snprintf(checks, sizeof checks, "attention %d heads of %d, backward %d, deterministic %d, own %d and %d",
-             z->heads, z->dim / z->heads, z->tokens > 0, z->deterministic, attention_is_sm90(false),
-             attention_is_sm90(true));
+    snprintf(checks, sizeof checks,
+             "%s, attention %d heads of %d, q and k %d, backward %d, deterministic %d, by %d and %d",
+             device_path(), z->heads, z->dim / z->heads, z->key_dim / z->heads, z->tokens > 0,
+             z->deterministic, attention_by(false), attention_by(true));
     CheckKey key = {gpu, checks, program_build_id(), kernel_driver ? driver : NULL};
     if (!check_needed(z->self_check, &key)) {
         timeline_mark("self-check (passed before)");
         return;
     }
     check_all();
-    if (sm90_tile_clusters() >= 1) // else products were left out
+    if (!part_of_a_gpu()) // else products were left out
         check_remember(&key);
     timeline_mark("self-check");
 }

@@ -1,5 +1,6 @@
 // Start-up check of the QKV products with norm and rope.
 #include "llmc/cuda/device/self_check_tools.cuh"
+#include "llmc/cuda/gemm/sm80_qkv.cuh"
 #include "llmc/cuda/gemm/sm90_qkv.cuh"
 #include <algorithm>
 
@@ -43,7 +44,7 @@ static void check_product(Stream s)
     float *rstd_q = m.take<float>(N * H), *rstd_k = m.take<float>(N * H), one = 1, *scale = m.take<float>(1);
     CUDA_CHECK(cudaMemcpyAsync(scale, &one, sizeof one, cudaMemcpyHostToDevice, s));
     const QkvProductForward a = {qkv, v, x, w, rstd_q, rstd_k, NULL, NULL, scale, cos, sin};
-    if (!sm90_qkv(s, &a, N, H, E))
+    if (!(device_has_wgmma() ? sm90_qkv(s, &a, N, H, E) : sm80_qkv(s, &a, N, H, E)))
         return;
     Distance d;
     for (int row : {0, 63, 200, N - 1})
@@ -83,7 +84,7 @@ static void check_qkv_heads(Stream s, float factor)
     a.x = m.filled(N * D, 5);
     a.w = m.filled(3 * D * D, 6);
     a.alpha = factor == 1 ? NULL : alpha;
-    if (!sm90_qkv_heads(&context, &a, N, H, E))
+    if (!(device_has_wgmma() ? sm90_qkv_heads(&context, &a, N, H, E) : sm80_qkv_heads(s, &a, N, H, E)))
         return;
     Distance d;
     for (int row : {0, 64, 200, N - 1})

@@ -105,5 +105,6 @@ void require(const Distance &d, const char *kernel, double limit = ROUNDING_LIMI
 
 void check_qkv(Stream s);  // self_check_qkv.cu
 void check_head(Stream s); // self_check_head.cu
+void check_sm80(Stream s); // self_check_sm80.cu
 
 } // namespace self_check_tools
