@@ -122,7 +122,8 @@ static void make_inputs(void)
     size_t ints = (size_t)attention_table_ints(2 * MOST_N, 0);
     host_table = xcalloc(ints, sizeof *host_table);
     table = device_alloc(ints * sizeof *table, "bench");
-    size_t plain = sdpa_scratch_bytes(MOST_N, H, E, E), paired = sdpa_scratch_bytes(2 * MOST_N, H / 2, E, E);
+    size_t plain = sdpa_scratch_bytes(MOST_N, H, width, E),
+           paired = sdpa_scratch_bytes(2 * MOST_N, H / 2, width, E);
     dc_scratch = device_alloc(dc_scratch_bytes(MOST_N, H), "bench");
     scratch = device_alloc(plain > paired ? plain : paired, "bench");
 }

@@ -34,10 +34,12 @@ SKIP: {
     is($row{matmul_relu2_backward}, 11 * $layers, 'eleven an MLP');
     is($row{embedding_grad}, 6 * $layers, 'and six inputs are of a table');
     is($row{adam_update}, 2.5, 'Adam steps at every other step');
-    my ($share) = $out =~ /^profile: sum of kernel times \/ step time: ([\d.]+) \([\d.]+ of [\d.]+ ms, mean of 2 steps\)$/m;
+    my ($share, $sum) = $out =~ /^profile: sum of kernel times \/ step time: ([\d.]+) \(([\d.]+) of [\d.]+ ms, mean of 2 steps\)$/m;
     ok($share && $share > 0.2 && $share < 5, 'sum of ops over the time of a step: ' . ($share // 'no such line'));
-    my ($running) = $out =~ /^profile: time with a kernel running \/ time of these steps: ([\d.]+) \([\d.]+ of [\d.]+ ms\)$/m;
-    ok($running && $running > 0.2 && $running <= 1, 'and the share of the traced steps in which one ran: ' . ($running // 'no such line'));
+    # How much of a traced step that is, is up to the host: these kernels are short. But few of them overlap.
+    my ($running, $busy, $span) = $out =~ /^profile: time with a kernel running \/ time of these steps: ([\d.]+) \(([\d.]+) of ([\d.]+) ms\)$/m;
+    ok($running && $running <= 1 && abs($running - $busy / $span) < 0.001, 'and the share of the traced steps in which one ran: ' . ($running // 'no such line'));
+    ok($busy && $busy > 0.8 * $sum && $busy < 1.001 * $sum, 'which is as long as they took by themselves: ' . ($busy // 'no time') . ' of ' . ($sum // 'none') . ' ms');
     my $log = log_text("$dir/profiled", 'jsonl');
     like($log, qr/"event":"message","text":"profile: op +calls/, 'the table is in the JSON lines');
     my ($told) = $log =~ /"text":"profile: steps (\d+) to (\d+)"/;

@@ -207,6 +207,8 @@ static double decode(const void *from, Which w, const Buffer *b, int64_t k)
     return bf16_to_float(((const bf16 *)from)[k]);
 }
 
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
 // Memory whose size and contents are the backend's own.
 static bool is_own(const Buffer *b) { return b->kind >= WEIGHT8; }
 static size_t own_bytes(const Case *c, Which w, const Buffer *b)
@@ -214,10 +216,15 @@ static size_t own_bytes(const Case *c, Which w, const Buffer *b)
     int N = c->z.N, H = c->z.H, e = c->z.e, d = c->d, Vp = c->z.Vp;
     if (b->kind == DOCUMENTS)
         return (size_t)ops[w].attention_table_ints((int)b->count, 0) * sizeof(int32_t);
-    if (b->kind == SDPA_SCRATCH) { // with pairs of heads or without
-        size_t pairs = ops[w].sdpa_scratch_bytes(2 * N, (H + 1) / 2, e, e),
-               plain = ops[w].sdpa_scratch_bytes(N, H, e, e);
-        return (pairs > plain ? pairs : plain) + 1;
+    if (b->kind == SDPA_SCRATCH) { // with pairs of heads or without, for any width that has kernels
+        size_t most = 0;
+        for (int qk = 8; qk <= e; qk += 8) {
+            if (qk < e && qk > ATTENTION_OWN_MAX_NARROW)
+                continue;
+            most = larger(most, ops[w].sdpa_scratch_bytes(2 * N, (H + 1) / 2, qk, e));
+            most = larger(most, ops[w].sdpa_scratch_bytes(N, H, qk, e));
+        }
+        return most + 1;
     }
     if (b->kind == DC_SCRATCH)
         return ops[w].dc_scratch_bytes(N, H);
