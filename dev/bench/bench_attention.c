@@ -241,7 +241,7 @@ static void reserve(AttentionKernels kernels, bool deterministic)
                                  .eval_tokens = EVAL_N,
                                  .dim = D,
                                  .heads = H,
-                                 .window = WINDOW,
+                                 .reach = WINDOW,
                                  .deterministic = deterministic,
                                  .attention = kernels});
     printf("%s (made in %.1f s)\n", attention_description(), seconds_now() - t);

@@ -441,7 +441,7 @@ int main(int argc, char **argv)
                         .eval_tokens = MOST_N,
                         .dim = D,
                         .heads = H,
-                        .window = WINDOW,
+                        .reach = WINDOW,
                         .mlp_dim = 16,
                         .vocab_padded = 128};
     set_program_name("bench_heads", -1);

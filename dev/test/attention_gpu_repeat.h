@@ -94,7 +94,7 @@ static int count_nan(const floatX *x, int64_t n)
 
 // The portable backward pass with memory for gradients of scores of all heads, of one, of all but one: the
 // same bits, whatever that memory held.
-static void check_turns(Case c, int qk)
+static void check_groups(Case c, int qk)
 {
     const int heads[] = {c.H, 1, c.H - 1};
     void *first[ALL];
@@ -117,7 +117,7 @@ static void check_turns(Case c, int qk)
     a.dq = gradients;
     a.dk = gradients + elements(&c, QUERY);
     a.dv = g.device[OUT_DV];
-    size_t most = attention_sm80_ds_bytes(c.N, c.H, c.window);
+    size_t most = attention_sm80_ds_bytes(c.N, c.H, a.reach);
     char *all_ones = xcalloc(most, 1);
     memset(all_ones, 0xff, most); // NaN
     a.ds = device_alloc(most, "gradients of scores");
@@ -127,7 +127,7 @@ static void check_turns(Case c, int qk)
     attention_row_sums(stream, row_sums, a.dy, a.y, (int64_t)c.N * c.H, c.e);
     for (int i = 0; good && i < 3; i++) {
         copy_to_device(stream, a.ds, all_ones, most);
-        a.ds_bytes = attention_sm80_ds_bytes(c.N, heads[i], c.window);
+        a.ds_bytes = attention_sm80_ds_bytes(c.N, heads[i], a.reach);
         good = a.ds_bytes == most / (size_t)c.H * (size_t)heads[i];
         attention_sm80_backward(&a, stream);
         fetch(&g);
@@ -140,7 +140,7 @@ static void check_turns(Case c, int qk)
                count_nan(g.host[OUT_DV], elements(&c, OUT_DV));
     }
     ok(good && differ == 0 && nan == 0,
-       "%s N=%d H=%d e=%d q and k of %d window=%d, heads by turns: %d differ, %d NaN%s%s", c.name, c.N, c.H,
+       "%s N=%d H=%d e=%d q and k of %d window=%d, heads in groups: %d differ, %d NaN%s%s", c.name, c.N, c.H,
        c.e, qk, c.window, differ, nan, good ? "" : ": ", good ? "" : e.text);
     if (good)
         release(first);

@@ -109,6 +109,16 @@ for (['8.9 24', 8], ['8.0 40', 7]) {
     like($err, qr/\A[^\n]*no device memory for [^\n]+ of 2048\.0 MiB free[^\n]+\n\z/, 'is too small, which one line says');
 }
 
+# The portable attention beside that of Hopper, in a window that is shorter than the batch of the check.
+($status, undef, $err) = stand_in($gpu, qw(--preset tiny --model-dim 128 --num-heads 1 --block-size 8 --micro-batch-tokens 1024), @five, qw(--self-check always --out), "$dir/check");
+is($status, 4, 'the self-check with one head and short windows');
+like($err, qr/these differ from the host's: products \(NN\) by 1 /, 'has memory for attention');
+
+# Gradients of scores of the portable attention: sizes of stages that do not divide, and windows longer than all documents on a small card.
+five_steps('8.9 24', qw(--preset tiny --model-dim 768 --num-heads 6 --block-size 128 --window-extension 32 --micro-batches 1),
+    "--window-schedule", "32,32,32", "--stage-tokens", "32256,32256,32768");
+five_steps("8.9 11", qw(--preset 2025-11-18 --window-extension 256), "--window-schedule", "256,256,256");
+
 # A card whose memory is too small for a micro-batch gets launches that fit, if the preset offers them.
 sub says_memory { return scalar grep { slurp($_) =~ /memory: activations of \d+ tokens .+: launches of \d+ tokens/ } logs("$dir/out$runs", 'jsonl') }
 for (['8.9 24', '2025-11-18', 0], ['8.9 6', '2025-11-18', 1]) {

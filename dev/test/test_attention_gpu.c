@@ -228,7 +228,7 @@ static const char *reserve(AttentionKernels kernels, int tokens, int eval_tokens
                                  .eval_tokens = eval_tokens,
                                  .dim = H * e,
                                  .heads = H,
-                                 .window = MOST_WINDOW,
+                                 .reach = MOST_WINDOW,
                                  .deterministic = deterministic,
                                  .attention = kernels});
     printf("# %s\n", attention_description());
@@ -334,21 +334,21 @@ static void check_others(bool portable)
                      sizeof cudnn_widths / sizeof *cudnn_widths);
 }
 
-static void check_all_turns(void)
+static void check_all_groups(void)
 {
     static const int lengths[] = {1, 7, 100, 63, 64, 65};
     Error e;
     reserve(ATTENTION_OWN, 2048, 2048, 3, 64, false);
-    check_turns(make_case("short documents", lengths, 6, 3, 64, 70), 64);
-    check_turns(make_case("short documents", lengths, 6, 3, 64, 1000), 48);
+    check_groups(make_case("short documents", lengths, 6, 3, 64, 70), 64);
+    check_groups(make_case("short documents", lengths, 6, 3, 64, 1000), 48);
     reserve(ATTENTION_OWN, 2048, 2048, 3, 128, false);
-    check_turns(make_case("short documents", lengths, 6, 3, 128, 31), 96);
+    check_groups(make_case("short documents", lengths, 6, 3, 128, 31), 96);
     if (!attention_sm80_prepare_backward(192, 256, &e)) {
         skip(e.text);
         return;
     }
     reserve(ATTENTION_OWN, 2048, 2048, 3, 256, false);
-    check_turns(make_case("short documents", lengths, 6, 3, 256, 31), 192);
+    check_groups(make_case("short documents", lengths, 6, 3, 256, 31), 192);
 }
 
 static void check_small(void)
@@ -383,7 +383,7 @@ int main(int argc, char **argv)
                                .vocab_padded = 128,
                                .portable = portable}); // once, for what attention shares with other ops
     stream = stream_create();
-    PART(check_all_turns());
+    PART(check_all_groups());
     if (small) {
         PART(check_small());
     } else {

@@ -22,7 +22,8 @@ typedef struct {
     int dim, heads, mlp_dim, vocab_padded;
     int key_dim;       // width of q and of k, with fp8_qkv
     int max_documents; // most documents in one packed sequence, 0: no limit known
-    int window;        // longest window of attention backward, in rows, 0: no limit known
+    int reach;         // of attention's backward pass: most rows from a query back to a key that it sees, the
+                       // shorter of window and document; 0: no limit known
     bool fp8_head, fp8_mlp, fp8_qkv;
     bool fp8_weight_grads; // matmul_fp8_weight_grads is called: of the MLP with fp8_mlp, of q, k and v
     bool sdpa_alone;       // attention_forward is not called, so that cuDNN's kernels have no use

@@ -133,14 +133,15 @@ int schedule_most_tokens(const Config *c)
     return most;
 }
 
-int schedule_longest_window(const Config *c)
+int schedule_longest_reach(const Config *c)
 {
-    int count = count_stages(c), blocks = 0;
-    for (int k = 0; k <= count; k++) {
+    int64_t most = 0;
+    for (int k = 0, count = count_stages(c); k <= count; k++) {
         Stage s = stage(c, k, count);
-        blocks = (int)max_i64(blocks, max_i64(s.window, s.window_short));
+        int window = window_tokens(c, (int)max_i64(s.window, s.window_short));
+        most = max_i64(most, min_i64(window, 2 * (int64_t)s.max_document));
     }
-    return window_tokens(c, blocks);
+    return (int)most;
 }
 
 char *schedule_divided(const Config *c, int divisor)

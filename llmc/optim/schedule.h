@@ -29,7 +29,9 @@ int schedule_most_tokens(const Config *c);    // largest micro-batch of all stag
 // Tokens of a launch of a micro-batch of N, of the largest one.
 int schedule_launch_tokens(const Config *c, int N);
 int schedule_most_launch_tokens(const Config *c);
-int schedule_longest_window(const Config *c); // of training, in tokens; of paired heads in their positions
+// Most rows from a query back to a key that it sees in training: the shorter of window and document, which
+// has two rows a token where heads are paired.
+int schedule_longest_reach(const Config *c);
 // Launches of other stages that are smaller than the largest, each size once; tokens (room) in: zeros.
 void schedule_smaller_launches(const Config *c, int *tokens, int room);
 // Options for micro-batches of 1 / divisor of the tokens, and `divisor` times as many of them, owned by the

@@ -369,6 +369,7 @@ void trainer_take_sizes(Trainer *t, Stage stage)
         if (n < N)
             batch_alloc(&t->launch, n, &t->tables);
         t->slots = t->row_marks.num_values = t->row_marks.num_gradients = 0;
+        assert(acts_bytes(&t->model, n, true) <= t->acts_bytes); // sizes of scratch rise with N
         acts_place(&t->train, &t->model, n, true, t->acts_memory);
     }
     t->block_ints = block_ints(n, &t->tables);
@@ -421,7 +422,7 @@ static void reserve_backend(const Trainer *t, bool need_training)
                      .dim = c->model_dim,
                      .heads = c->num_heads,
                      .key_dim = c->num_heads * record_key_width(c),
-                     .window = schedule_longest_window(c),
+                     .reach = schedule_longest_reach(c),
                      .mlp_dim = c->mlp_dim,
                      .vocab_padded = config_vocab_padded(c),
                      .fp8_head = c->head == HEAD_FP8,

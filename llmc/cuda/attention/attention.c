@@ -198,7 +198,7 @@ void attention_check_tokens(int N, int H, bool backward)
 
 size_t attention_ds_bytes(int N, int H)
 {
-    return at.open ? attention_sm80_ds_bytes(N, H, at.sizes.window ? at.sizes.window : N) : 0;
+    return at.open ? attention_sm80_ds_bytes(N, H, at.sizes.reach ? at.sizes.reach : N) : 0;
 }
 
 // Paired heads have twice as many rows as there are tokens; cuDNN does not take them.
@@ -239,6 +239,7 @@ AttentionCall attention_call(const int32_t *table, int slots, float scale, int w
                            .reaching_queries = table + reaching_queries_at(N, at.sizes.max_documents),
                            .scale = scale,
                            .window = window,
+                           .reach = at.sizes.reach ? (int)min_i64(window, at.sizes.reach) : window,
                            .slots = slots,
                            .N = N,
                            .H = H,
@@ -302,6 +303,11 @@ static bool make_first_plans(Error *e)
 // Documents that begin and end inside of tiles, and a window that cuts the longest.
 enum { CHECKED_TOKENS = 700, CHECKED_ON_HOST = 300, CHECKED_DOCUMENTS = 3 };
 
+int attention_checked_tokens(void)
+{
+    return (int)min_i64(CHECKED_TOKENS, at.sizes.tokens ? at.sizes.tokens : at.sizes.eval_tokens);
+}
+
 static bool peer_is_right(AttentionBy by, const AttentionCall *c, bool backward, Error *why)
 {
     AttentionPeer peer = {.name = by == BY_CUDNN ? "cuDNN" : "the kernels for Hopper",
@@ -329,8 +335,7 @@ static bool sm80_is_right(const AttentionCall *base, const int32_t *cu, int docu
 static bool is_right(AttentionBy by, Error *why)
 {
     int e = at.head_dim, H = at.sizes.heads, most = at.sizes.max_documents;
-    int N = (int)min_i64(by == BY_SM80 ? CHECKED_ON_HOST : CHECKED_TOKENS,
-                         at.sizes.tokens ? at.sizes.tokens : at.sizes.eval_tokens),
+    int N = (int)min_i64(attention_checked_tokens(), by == BY_SM80 ? CHECKED_ON_HOST : CHECKED_TOKENS),
         documents = N < 8 ? 1 : CHECKED_DOCUMENTS;
     int32_t cu[CHECKED_DOCUMENTS + 1] = {0, N < 8 ? N : 1, N / 3, N};
     size_t bytes = (size_t)attention_table_ints(N, most) * sizeof(int32_t);
@@ -340,7 +345,8 @@ static bool is_right(AttentionBy by, Error *why)
     copy_to_device(s, table, host, bytes);
     stream_synchronize(s);
     stream_destroy(s);
-    AttentionCall c = attention_call(table, slots, 1 / sqrtf((float)e), N / 4 + 1, N, H, e);
+    int window = at.sizes.reach ? (int)min_i64(N / 4 + 1, at.sizes.reach) : N / 4 + 1;
+    AttentionCall c = attention_call(table, slots, 1 / sqrtf((float)e), window, N, H, e);
     bool backward = at.backward == by && at.sizes.tokens,
          right = by == BY_SM80 ? sm80_is_right(&c, cu, documents, backward, why)
                                : peer_is_right(by, &c, backward, why);

@@ -25,6 +25,7 @@ void attention_close(void);
 // Whether own kernels, if they are taken, are right on a small batch of documents: those for Hopper beside
 // the portable ones, these beside the host. False with the tensor that differs. Call after attention_reserve.
 bool attention_own_is_right(Error *why);
+int attention_checked_tokens(void); // of that batch, at most
 
 const char *attention_library(void);     // "cuDNN 9.1.0"; static text
 const char *attention_description(void); // which kernels, and why; static text, valid until the next reserve
@@ -91,7 +92,7 @@ typedef struct {
     float *dq_sum;      // cuDNN: (N, d); Hopper's kernels: attention_sm90_sums(N, H, qk) floats
     unsigned *dq_state; // Hopper's kernels: attention_sm90_states(N, H), zeros but while dq_sum waits to
                         // be read
-    void *ds;           // those for any GPU: attention_sm80_ds_bytes(N, H, at least the window), on 16 bytes
+    void *ds;           // those for any GPU: attention_sm80_ds_bytes(N, H, at least the reach), on 16 bytes
     size_t ds_bytes;    // how many these are
     float *value_sums;  // Hopper's kernels, without dk: (attention_sm90_value_sums(N, H), 2), for dlambda
     unsigned *counters; // Hopper's kernels: attention_sm90_counters(), zeros between calls
@@ -110,6 +111,7 @@ typedef struct {
     int N, H, e, gate_inputs;
     int qk;           // width of a head of q and k, at most e
     bool fixed_order; // backward: of dq's sums by Hopper's kernels; those for any GPU have one always
+    int reach;        // backward: no query sees further back, in rows; at most window
 } AttentionCall;
 
 // Everything but the tensors, for q and k as wide as v, as `deterministic` as what was reserved.
@@ -119,7 +121,7 @@ typedef enum { BY_CUDNN, BY_SM90, BY_SM80 } AttentionBy;
 AttentionBy attention_by(bool backward);                  // which
 bool attention_is_sm90(bool backward);                    // those for Hopper
 void attention_check_tokens(int N, int H, bool backward); // fatal beyond what was reserved
-size_t attention_ds_bytes(int N, int H);                  // for any window that was reserved
+size_t attention_ds_bytes(int N, int H);                  // for the reach that was reserved
 // attention_backward by these kernels, with a scratch of that size.
 void attention_backward_by(AttentionBy by, Stream s, const AttentionBackward *a, int N, int H, int e);
 size_t attention_scratch_by(AttentionBy by, int N, int H, int e);
@@ -173,16 +175,17 @@ enum {
     ATTENTION_OWN_MAX_WIDTH = 256,
     ATTENTION_OWN_MAX_NARROW = 192,
     ATTENTION_REACH_TILE = 128,
-    ATTENTION_MOST_TOKENS = 65535 * 64 / 2 // tiles of 64 are a grid's second dimension; paired heads double
-                                           // them
+    ATTENTION_MOST_TOKENS = 65534 * 64 / 2 // tiles of 64, an even number of them, are a grid's second
+                                           // dimension; paired heads double them
 };
 // Prepares the kernels for heads of v of width e, a multiple of 8 up to ATTENTION_OWN_MAX_WIDTH, and of q and
 // k of width qk: e, or a smaller multiple of 8 up to ATTENTION_OWN_MAX_NARROW. False, with the reason, when
 // the device has too little shared memory for it.
 bool attention_sm80_prepare(int qk, int e, Error *error);
 bool attention_sm80_prepare_backward(int qk, int e, Error *error);
-// Memory of a backward pass for gradients of scores, of as many heads as are computed at once.
-size_t attention_sm80_ds_bytes(int N, int H, int window);
+// Memory of a backward pass for gradients of scores, of as many heads as are computed at once. Rises with
+// each argument.
+size_t attention_sm80_ds_bytes(int N, int H, int reach);
 // The same bits for the same input, always.
 void attention_sm80_forward(const AttentionCall *c, Stream s);
 void attention_sm80_backward(const AttentionCall *c, Stream s);

@@ -145,7 +145,7 @@ static void run_own(Pieces *m, AttentionCall *c, float *row_sums, bool with_back
     attention_sm80_forward(c, m->stream);
     if (!with_backward)
         return;
-    c->ds_bytes = attention_sm80_ds_bytes(c->N, c->H, c->window);
+    c->ds_bytes = attention_sm80_ds_bytes(c->N, c->H, c->reach);
     c->ds = take(m, c->ds_bytes);
     attention_row_sums(m->stream, row_sums, c->dy, c->y, (int64_t)c->N * c->H, c->e);
     attention_sm80_backward(c, m->stream);
@@ -220,11 +220,17 @@ static void query_on_host(double *const *x, const AttentionCall *c, int i, int l
     const double *q = x[Q] + i * qk, *dy = x[D_Y] + i * e;
     double *y = x[Y] + i * e, largest = -INFINITY, sum = 0;
     for (int j = lo; j <= i; j++)
-        largest = fmax(largest, p[j] = (double)c->scale * dot(q, x[K] + j * qk, qk));
+        p[j] = (double)c->scale * dot(q, x[K] + j * qk, qk);
     for (int j = lo; j <= i; j++)
-        sum += p[j] = exp(p[j] - largest);
+        largest = fmax(largest, p[j]);
     for (int j = lo; j <= i; j++)
-        add_scaled(y, x[V] + j * e, p[j] /= sum, e);
+        p[j] = exp(p[j] - largest);
+    for (int j = lo; j <= i; j++)
+        sum += p[j];
+    for (int j = lo; j <= i; j++)
+        p[j] /= sum;
+    for (int j = lo; j <= i; j++)
+        add_scaled(y, x[V] + j * e, p[j], e);
     double row_sum = dot(dy, y, e);
     for (int j = lo; j <= i; j++) {
         double ds = (double)c->scale * p[j] * (dot(dy, x[V] + j * e, e) - row_sum);

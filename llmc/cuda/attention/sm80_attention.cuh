@@ -83,7 +83,7 @@ static __device__ __forceinline__ void load_tile(floatX *tile, const floatX *hea
 // ---- which rows a CTA takes ------------------------------------------------------------------------------
 
 // CTAs in the order of a table of tiles, those with the most work first, all heads of a tile one after the
-// other. A CTA takes ROWS of a tile; those of the last one may lie behind N.  -> its first row
+// other. A CTA takes ROWS of a tile; those of the last one may lie beyond N.  -> its first row
 template <int ROWS> static __device__ __forceinline__ int first_row(const int32_t *tiles)
 {
     constexpr int PARTS = ATTENTION_REACH_TILE / ROWS;

@@ -1,19 +1,19 @@
-// Attention backward by the program's own kernels. Where cuDNN adds shares of dq as they come, here every
+// Attention backward by the program's own kernels. Where cuDNN adds parts of dq in any order, here every
 // gradient has one CTA that sums it in a fixed order: one pass over the queries of 64 keys for dk and dv, one
 // over the keys of 128 queries for dq.
 //
 // With p = exp(s - lse), r = rowsum(dy * y) (given), ds = p * (dy v^T - r):   dk = scale ds^T q; dv = p^T dy;
-// dq = scale ds k. In the first pass k and v stay, q and dy stream by, 32 rows at a time, and everything
-// appears transposed, as its rows are keys. It stores ds for the second, which has one product left. So there
-// are 5 products of tiles, as with sums of dq in any order, for 4 bytes of memory traffic a pair of query and
-// key. Heads take turns with the memory for ds.
+// dq = scale ds k. In the first pass k and v stay in shared memory, q and dy pass through a ring, 32 rows a
+// stage, and everything appears transposed, as its rows are keys. It stores ds for the second, which has one
+// product left. So there are 5 products of tiles, as with sums of dq in any order, for 4 bytes of memory
+// traffic a pair of query and key. A launch computes as many heads as the memory for ds takes.
 //
 // What bounds the first is reading operands from shared memory: 16 x 16 of b for two products of 16 x 8 take
 // as long as four. So a warp keeps its 16 rows of k in registers.
 //
 // ds of a head: for each tile of 64 keys its steps of 32 queries, from the tile's first key on; of a step the
-// four blocks of 16 keys; of such a block two squares of 16 x 16, each as the 32 x 16 bytes that lanes take
-// as the left operand of ds k. A block that no pair is seen in is neither written nor read.
+// four blocks of 16 keys, in each two blocks of 16 queries: 32 x 16 bytes, as lanes take them for the left
+// operand of ds k. Where no query of the 32 sees a key of the 16, nothing is written, and nothing is read.
 #include "llmc/cuda/attention/sm80_attention.cuh"
 
 namespace attention
@@ -23,34 +23,35 @@ enum { STEP = 32, STEP_BLOCKS = STEP / 8 };
 
 // ---- memory for ds ---------------------------------------------------------------------------------------
 
-enum { KEY_BLOCKS = TILE / ROWS_PER_WARP, SQUARES = STEP / ROWS_PER_WARP };
+enum { KEY_BLOCKS = TILE / ROWS_PER_WARP, QUERY_BLOCKS = STEP / ROWS_PER_WARP };
 
 struct DsScratch {
-    uint4 *ds; // (heads of a launch, tiles of keys, steps, KEY_BLOCKS, SQUARES, WARP)
+    uint4 *ds; // (heads of a launch, tiles of keys, steps, KEY_BLOCKS, QUERY_BLOCKS, WARP)
     int steps; // of a tile of keys, at most
     int first_head;
 };
 
 constexpr int64_t DS_BYTES = 512 << 20; // of all heads that are computed at once, if one does not need more
 
-static int most_steps(int N, int window) { return (int)ceil_div(min_i64(N, (int64_t)window + TILE), STEP); }
+static int most_steps(int N, int reach) { return (int)ceil_div(min_i64(N, (int64_t)reach + TILE), STEP); }
 
-static size_t head_bytes(int N, int window)
+static int64_t head_bytes(int N, int reach)
 {
-    return (size_t)ceil_div(N, TILE) * (size_t)most_steps(N, window) * (TILE * STEP * sizeof(floatX));
+    return ceil_div(N, TILE) * most_steps(N, reach) * (int64_t)(TILE * STEP * sizeof(floatX));
 }
 
-// The lane's part of the first square of the CTA's head, keys from `key` on, queries from `query` on:
-// multiples of 16 and of 32.
-static __device__ __forceinline__ uint4 *squares_of(const DsScratch &d, int key, int query, int N)
+// The lane's part of the first block of 16 queries, of the CTA's head. key, query: the first, multiples of 16
+// and of 32.
+static __device__ __forceinline__ uint4 *ds_of(const DsScratch &d, int key, int query, int N)
 {
     int tile = key / TILE, step = (query - tile * TILE) / STEP, block = key % TILE / ROWS_PER_WARP;
     int64_t tiles = (int64_t)blockIdx.x * ((N + TILE - 1) / TILE) + tile;
-    return d.ds + ((tiles * d.steps + step) * KEY_BLOCKS + block) * (SQUARES * WARP) + threadIdx.x % WARP;
+    return d.ds + ((tiles * d.steps + step) * KEY_BLOCKS + block) * (QUERY_BLOCKS * WARP) +
+           threadIdx.x % WARP;
 }
 
-// s: scores to weights; dp: gradients of weights to those of scores, without the scale. base, row_sum: of
-// element i of block n.
+// s: scores to weights; dp: gradients of weights to those of scores, without the scale. of_query: lse in
+// powers of two and r, of element i of block n.
 template <int NB, typename F>
 static __device__ __forceinline__ void gradients_of_scores(float (&s)[NB][4], float (&dp)[NB][4],
                                                            float scale_log2, F of_query)
@@ -183,6 +184,8 @@ __global__ void __launch_bounds__(KEY_THREADS<E>)
     __syncthreads();
     WarpSpan warp = warp_span(span, warp_row, ROWS_PER_WARP, first, c.N);
     int other = span[0].lo, end = span[min((int)TILE, c.N - first) - 1].hi;
+    if (end - other > scratch.steps * STEP)
+        __trap(); // a longer reach than was reserved: ds would be written beyond its memory
     load_stage<QK, E>(ring, &queries[0], other, head, c);
     commit_loads();
     uint32_t left[LEFT ? QK / 16 : 1][4];
@@ -210,7 +213,7 @@ __global__ void __launch_bounds__(KEY_THREADS<E>)
             return queries[n].of[8 * block + threadIdx.x % 4 * 2 + i % 2];
         });
         if (part == 0)
-            store_transpose(squares_of(scratch, first + warp_row, other, c.N), dp);
+            store_transpose(ds_of(scratch, first + warp_row, other, c.N), dp);
         product_weights<E>(dv, s, dy + part * V_COLUMNS);
         product_weights<QK>(dk, dp, q + part * K_COLUMNS);
     }
@@ -230,14 +233,14 @@ template <int MB>
 static __device__ __forceinline__ void load_ds(uint32_t (&left)[MB][4], const DsScratch &scratch, int key,
                                                int row, int N)
 {
-    const uint4 *from = squares_of(scratch, key, row / STEP * STEP, N) + row % STEP / ROWS_PER_WARP * WARP;
+    const uint4 *from = ds_of(scratch, key, row / STEP * STEP, N) + row % STEP / ROWS_PER_WARP * WARP;
 #pragma unroll
     for (int m = 0; m < MB; m++) {
-        uint4 square = from[m * WARP];
-        left[m][0] = square.x;
-        left[m][1] = square.y;
-        left[m][2] = square.z;
-        left[m][3] = square.w;
+        uint4 block = from[m * WARP];
+        left[m][0] = block.x;
+        left[m][1] = block.y;
+        left[m][2] = block.z;
+        left[m][3] = block.w;
     }
 }
 
@@ -311,15 +314,10 @@ template <int ROWS> static dim3 ctas_of_heads(const AttentionCall *c, int heads)
 // As many heads at once as the memory for ds takes.
 template <int QK, int E> static void launch(const AttentionCall *c, Stream s)
 {
-    size_t each = head_bytes(c->N, c->window);
-    int most = (int)min_i64(c->H, (int64_t)(c->ds_bytes / each));
-    if (most < 1)
-        fatal(EXIT_BAD_INPUT,
-              "attention backward with a window of %d in %d tokens needs %zu bytes for a head, and "
-              "backend_reserve was told of windows that need at most %zu",
-              c->window, c->N, each, c->ds_bytes);
+    int64_t most = min_i64(c->H, (int64_t)c->ds_bytes / head_bytes(c->N, c->reach));
+    assert(most >= 1);
     int launches = (int)ceil_div(c->H, most), heads = (int)ceil_div(c->H, launches);
-    DsScratch scratch = {(uint4 *)c->ds, most_steps(c->N, c->window), 0};
+    DsScratch scratch = {(uint4 *)c->ds, most_steps(c->N, c->reach), 0};
     for (; scratch.first_head < c->H; scratch.first_head += heads) {
         int now = min(heads, c->H - scratch.first_head);
         attention_backward_keys_kernel<QK, E>
@@ -332,11 +330,10 @@ template <int QK, int E> static void launch(const AttentionCall *c, Stream s)
 
 } // namespace attention
 
-size_t attention_sm80_ds_bytes(int N, int H, int window)
+size_t attention_sm80_ds_bytes(int N, int H, int reach)
 {
-    using namespace attention;
-    int64_t each = (int64_t)head_bytes(N, window), heads = DS_BYTES / each;
-    return (size_t)(each * max_i64(1, min_i64(H, heads)));
+    int64_t each = attention::head_bytes(N, reach);
+    return (size_t)min_i64(H * each, max_i64(each, attention::DS_BYTES));
 }
 
 bool attention_sm80_prepare_backward(int qk, int e, Error *error)

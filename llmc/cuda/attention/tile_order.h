@@ -32,8 +32,8 @@ static inline void tile_order_sort(int32_t *tiles, int size, bool keys, const in
 }
 
 // Numbers of tiles of `size` tokens, the furthest reach first: of queries from their end to the begin of the
-// first one's document, of keys from their begin to the end of the last one's. Whatever the window, those see
-// the most keys, or are seen by the most queries.
+// first one's document, of keys from their begin to the end of the last one's. Those see the most keys, or
+// are seen by the most queries, but for what the window cuts off.
 static inline void tile_order_by_reach(int32_t *tiles, int size, bool keys, const int32_t *cu, int documents,
                                        int N)
 {

@@ -1,7 +1,8 @@
-// Start-up check of the program's own kernels that multiply on tensor cores: small problems, sampled results
-// against the same sums on the host; Hopper's attention against the portable kernels, which take what the
-// others leave. A compiler, driver or GPU that breaks one of them (cuDNN had such versions,
-// attention_check.c) is found before it spoils a run.
+// Start-up check of most of the program's own kernels that multiply on tensor cores: small problems, sampled
+// results against the same sums on the host; Hopper's attention against the portable kernels. A compiler,
+// driver or GPU that breaks one of them (cuDNN had such versions, attention_check.c) is found before it
+// spoils a run. Not among them: DC, q and k of 96 columns or as codes in the QKV product, and before Hopper
+// the head.
 //
 // Inputs are a pattern of multiples of 1/128 in [-1, 1), exact in bf16, that host and device compute alike:
 // nothing is uploaded, and only sampled rows are read back.
@@ -11,7 +12,8 @@
 // 2^-8 of each element, so at most 2^-8 in the 2-norm, which is the limit: 0.4% (0.16% is usual); fp32 sums
 // of rounded operands add 2^-23 a step. The reference starts from the device's own rounded operand, or rounds
 // where the kernel does, so that a chain has one rounding, too. One wrong element among all that are
-// compared, at most 4096, makes more than 1%. The head's sums of exponentials have a limit of their own.
+// compared, at most 4096, makes more than 1%. Sums of exponentials and what is of codes have limits of their
+// own.
 #include "llmc/cuda/device/self_check.cuh"
 #include "llmc/cuda/attention/attention.h"
 #include "llmc/cuda/device/check_cache.h"
@@ -340,10 +342,8 @@ static void check_sm90(Stream s)
     check_ns_small(s, 136);
 }
 
-static bool part_of_a_gpu(void)
-{
-    return device_has_wgmma() && sm90_tile_clusters() < 1;
-} // no room for clusters
+// Without room for a cluster.
+static bool part_of_a_gpu(void) { return device_has_wgmma() && sm90_tile_clusters() < 1; }
 
 static void check_all(void)
 {
@@ -385,10 +385,12 @@ void self_check(void)
     describe_gpu(gpu, sizeof gpu);
     CUDA_CHECK(cudaDriverGetVersion(&cuda));
     snprintf(driver, sizeof driver, "CUDA %d, %s", cuda, kernel_driver ? kernel_driver : "");
-    snprintf(checks, sizeof checks,
-             "%s, attention %d heads of %d, q and k %d, backward %d, deterministic %d, by %d and %d",
-             device_path(), z->heads, z->dim / z->heads, z->key_dim / z->heads, z->tokens > 0,
-             z->deterministic, attention_by(false), attention_by(true));
+    snprintf(
+        checks, sizeof checks,
+        "%s, attention of %d tokens, %d heads of %d, q and k %d, reach %d, backward %d, deterministic %d, "
+        "by %d and %d",
+        device_path(), attention_checked_tokens(), z->heads, z->dim / z->heads, z->key_dim / z->heads,
+        z->reach, z->tokens > 0, z->deterministic, attention_by(false), attention_by(true));
     CheckKey key = {gpu, checks, program_build_id(), kernel_driver ? driver : NULL};
     if (!check_needed(z->self_check, &key)) {
         timeline_mark("self-check (passed before)");
