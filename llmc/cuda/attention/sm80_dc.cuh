@@ -23,8 +23,8 @@ enum {
     MOST_WIDTH = 128,   // of a head: above, the backward pass needs more registers than there are
     SIDE = TILE + BACK, // columns of a CTA
     BLOCKS = SPAN / 8,
-    SQUARES = SPAN / 16, // 16 x 16 weights, whose A fragment is a uint4 a lane
-    KEY_WARPS = 8,       // of a CTA of keys
+    FRAGMENTS = SPAN / 16, // left operands of 16 x 16 weights, a uint4 a lane
+    KEY_WARPS = 8,         // of a CTA of keys
     KEY_TILE = KEY_WARPS * ROWS_PER_WARP,
     KEY_SIDE = KEY_TILE + BACK
 };
@@ -36,15 +36,15 @@ struct Dc {
     AttentionCall qk, v; // N, H, spans; e: width of a head of q and k, of one of v
     DcForward f;
     DcBackward b; // without `forward`
-    uint4 *band;  // (H + 2, row blocks, SQUARES, WARP): of a block of 16 queries, fragments of the transpose
-    int blocks;   // of 16 rows, in whole tiles
-    float *dw;    // (N, H)
+    uint4 *band; // (H + 2, row blocks, FRAGMENTS, WARP): of a block of 16 queries, fragments of the transpose
+    int blocks;  // of 16 rows, in whole tiles
+    float *dw;   // (N, H)
 };
 
 // ---- a warp's rows ----------------------------------------------------------------------------------------
 
-using Weights = float[BLOCKS][4];       // (16, SPAN) as a product leaves it
-using Fragments = uint32_t[SQUARES][4]; // the same in bf16, as a product takes it
+using Weights = float[BLOCKS][4];         // (16, SPAN) as a product leaves it
+using Fragments = uint32_t[FRAGMENTS][4]; // the same in bf16, as a product takes it
 
 struct Rows {
     int warp_row, lane;
@@ -144,7 +144,7 @@ static __device__ __forceinline__ void store_scalars(float *to, const Scalars &x
 static __device__ __forceinline__ void pack_weights(Fragments &a, const Weights &p)
 {
 #pragma unroll
-    for (int n = 0; n < SQUARES; n++) {
+    for (int n = 0; n < FRAGMENTS; n++) {
         a[n][0] = pack2(p[2 * n][0], p[2 * n][1]);
         a[n][1] = pack2(p[2 * n][2], p[2 * n][3]);
         a[n][2] = pack2(p[2 * n + 1][0], p[2 * n + 1][1]);
@@ -225,7 +225,7 @@ static __device__ __forceinline__ void weigh(float (&acc)[C / 8][4], const Fragm
     for (int j = 0; j < C / 8; j++)
         acc[j][0] = acc[j][1] = acc[j][2] = acc[j][3] = 0;
 #pragma unroll
-    for (int n = 0; n < SQUARES; n++)
+    for (int n = 0; n < FRAGMENTS; n++)
 #pragma unroll
         for (int j = 0; j < C / 8; j += 2) {
             uint32_t right[4];

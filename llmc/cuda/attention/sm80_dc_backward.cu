@@ -12,13 +12,13 @@ enum { QUERY_STAGES = 2, KEY_STAGES = 2 };
 // What keys need of the warp's queries: one of the H + 2 parts of the band.
 static __device__ __forceinline__ uint4 *band_of(const Dc &a, int part, int block)
 {
-    return a.band + ((int64_t)part * a.blocks + block) * (SQUARES * WARP) + threadIdx.x % WARP;
+    return a.band + ((int64_t)part * a.blocks + block) * (FRAGMENTS * WARP) + threadIdx.x % WARP;
 }
 
 static __device__ __forceinline__ void store_transpose(uint4 *to, const Fragments &p)
 {
 #pragma unroll
-    for (int n = 0; n < SQUARES; n++)
+    for (int n = 0; n < FRAGMENTS; n++)
         to[n * WARP] = make_uint4(sm80::transpose8(p[n][0]), sm80::transpose8(p[n][2]),
                                   sm80::transpose8(p[n][1]), sm80::transpose8(p[n][3]));
 }
@@ -154,8 +154,8 @@ __global__ void __launch_bounds__(TILE_THREADS, 2) dc_backward_queries_kernel(co
 static __device__ __forceinline__ void load_band(Fragments &p, const Dc &a, int part, int block)
 {
 #pragma unroll
-    for (int i = 0; i < SQUARES; i++) {
-        uint4 u = block + i < a.blocks ? band_of(a, part, block + i)[(SQUARES - 1 - i) * WARP]
+    for (int i = 0; i < FRAGMENTS; i++) {
+        uint4 u = block + i < a.blocks ? band_of(a, part, block + i)[(FRAGMENTS - 1 - i) * WARP]
                                        : make_uint4(0, 0, 0, 0);
         p[i][0] = u.x;
         p[i][1] = u.y;
@@ -169,7 +169,7 @@ static __device__ __forceinline__ void scale_mixed(Fragments &p, const Fragments
 {
     int pair = threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < SQUARES; i++)
+    for (int i = 0; i < FRAGMENTS; i++)
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             const float *w = w2 + 16 * i + k / 2 * 8 + pair;
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(KEY_WARPS *WARP, 16 / KEY_WARPS)
 
 static size_t band_bytes(int N, int H)
 {
-    return (size_t)ceil_div(N, TILE) * (TILE / ROWS_PER_WARP) * (size_t)(H + 2) * SQUARES * WARP *
+    return (size_t)ceil_div(N, TILE) * (TILE / ROWS_PER_WARP) * (size_t)(H + 2) * FRAGMENTS * WARP *
            sizeof(uint4);
 }
 
