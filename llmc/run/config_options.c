@@ -98,8 +98,9 @@ const Option config_options[] = {
     {"portable", OPT_FLAG, AT(portable), "0", 0, 0, NULL, "only kernels that run on every GPU since Ampere, whatever this one has; products in FP8 take its FP8 units", false, NULL},
     {"verbose", OPT_FLAG, AT(verbose), "0", 0, 0, NULL, "show the plan of the memory and details of the optimizer", false, NULL},
     {"self-check", OPT_CHOICE, AT(self_check), "auto", 0, 0, "never|auto|always",
-     "compare kernels with sums on the host, and Hopper's attention with the portable one, at the start; auto: once for each size, "
-     "GPU, driver and build of the program, remembered in $XDG_CACHE_HOME/train_gpt or ~/.cache/train_gpt; "
+     "compare kernels with sums on the host, and Hopper's attention with the portable one, at the start; "
+     "auto: once for each size, GPU, driver and build of the program, remembered in "
+     "$XDG_CACHE_HOME/train_gpt or ~/.cache/train_gpt; "
      "always: at every start",
      false, NULL},
     {"profile", OPT_INT, AT(profile), "0", 0, 1e9, NULL,

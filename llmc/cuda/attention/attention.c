@@ -426,7 +426,7 @@ static void describe_choice(const char *not_tensor, const char *not_cudnn)
     if (not_tensor[0])
         snprintf(text + used, size - (size_t)used, " (not Hopper's: %.160s)", not_tensor);
     if (at.forward == BY_SM80 || at.backward == BY_SM80)
-        note("%s: the kernels for any GPU take 2 to 3 times as long as Hopper's on an H200", text);
+        note("%s: the kernels for any GPU take 1.6 to 2.5 times as long as Hopper's on an H200", text);
 }
 
 // The own kernels for Hopper are the fastest, cuDNN's come next. cuDNN's backward has no fixed order of sums.

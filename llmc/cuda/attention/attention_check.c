@@ -62,6 +62,12 @@ static floatX *filled(Pieces *m, int64_t n)
     return p;
 }
 
+// In the 2-norm, from sums of n squares.
+static double relative(double difference, double size, int64_t n)
+{
+    return sqrt(difference / fmax(size, ROUNDING * ROUNDING * (double)n));
+}
+
 // Relative distance in the 2-norm of x and y, `rows` rows of `count` elements, `pitch` apart; NaN when one is
 // in x.
 static double distance(Stream s, const floatX *x, const floatX *y, int64_t rows, int count, int pitch)
@@ -80,7 +86,7 @@ static double distance(Stream s, const floatX *x, const floatX *y, int64_t rows,
         }
     free(a);
     free(b);
-    return sqrt(difference / fmax(size, ROUNDING * ROUNDING * (double)(rows * count)));
+    return relative(difference, size, rows * count);
 }
 
 // ---- softmax alone ----------------------------------------------------------------------------------------
@@ -259,7 +265,7 @@ static bool head_is_right(Stream s, const AttentionCall *c, const Side *own, con
             size += x[i][k] * x[i][k];
         }
         free(got);
-        double off = sqrt(difference / fmax(size, ROUNDING * ROUNDING * (double)n));
+        double off = relative(difference, size, n);
         good =
             off <= LARGEST_DIFFERENCE || // NaN is not
             error_set(e, "these differ from the host's: %s of attention (head %d, q and k %d wide) by %.2g",

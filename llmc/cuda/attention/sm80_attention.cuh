@@ -108,6 +108,13 @@ static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4]
     sm80::mma<floatX>(d, a, b0, b1);
 }
 
+// The transpose of a left operand (16, 16), as the vector of a lane in memory.
+static __device__ __forceinline__ uint4 transpose_fragment(const uint32_t (&a)[4])
+{
+    return make_uint4(sm80::transpose8(a[0]), sm80::transpose8(a[2]), sm80::transpose8(a[1]),
+                      sm80::transpose8(a[3]));
+}
+
 // s += (the warp's 16 rows of a) b^T, over the whole width.  a: from the warp's first row; b: 8 NB rows;
 // UNROLL: steps of 16 columns whose loads the compiler may mix (each needs registers)
 template <int E, int UNROLL = E / 16, int NB>

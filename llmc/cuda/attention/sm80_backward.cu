@@ -139,11 +139,11 @@ static __device__ __forceinline__ void product_left(float (&s)[NB][4], const uin
 static __device__ __forceinline__ void store_transpose(uint4 *to, const float (&ds)[STEP_BLOCKS][4])
 {
 #pragma unroll
-    for (int n = 0; n < STEP_BLOCKS; n += 2)
-        to[n / 2 * WARP] = make_uint4(sm80::transpose8(pack2(ds[n][0], ds[n][1])),
-                                      sm80::transpose8(pack2(ds[n + 1][0], ds[n + 1][1])),
-                                      sm80::transpose8(pack2(ds[n][2], ds[n][3])),
-                                      sm80::transpose8(pack2(ds[n + 1][2], ds[n + 1][3])));
+    for (int n = 0; n < STEP_BLOCKS; n += 2) {
+        const uint32_t fragment[4] = {pack2(ds[n][0], ds[n][1]), pack2(ds[n][2], ds[n][3]),
+                                      pack2(ds[n + 1][0], ds[n + 1][1]), pack2(ds[n + 1][2], ds[n + 1][3])};
+        to[n / 2 * WARP] = transpose_fragment(fragment);
+    }
 }
 
 template <int QK, int E>

@@ -19,8 +19,7 @@ static __device__ __forceinline__ void store_transpose(uint4 *to, const Fragment
 {
 #pragma unroll
     for (int n = 0; n < FRAGMENTS; n++)
-        to[n * WARP] = make_uint4(sm80::transpose8(p[n][0]), sm80::transpose8(p[n][2]),
-                                  sm80::transpose8(p[n][1]), sm80::transpose8(p[n][3]));
+        to[n * WARP] = transpose_fragment(p[n]);
 }
 
 // M as the sum of two bf16, as its products with w2 are rounded to bf16.
