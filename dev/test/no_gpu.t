@@ -87,6 +87,21 @@ for (['8.0 40', 'emulated in bf16 (no FP8 units)', 'emulated in bf16 (no FP8 uni
     is("@found", "@expected", 'and so it is: ' . (@expected ? "@expected" : 'none of them'));
 }
 
+# ---- a Hopper GPU whose kernels cannot run ------------------------------------------------------------------------------
+
+for (['clusters', 'the device has no room for a cluster'], ['tensor maps', 'the driver has no tensor maps']) {
+    (local $ENV{NO_GPU_WITHOUT}, my $why) = @$_;
+    for my $preset (qw(2025-11-18 2026-08-06)) {
+        my @kernels = five_steps('9.0 140', '--preset', $preset);
+        like(slurp((logs("$dir/out$runs", 'jsonl'))[0]), qr/bf16 storage, portable kernels \(\Q$why\E\)/, "without $ENV{NO_GPU_WITHOUT}: $preset says so");
+        is(join(' ', grep { $_ =~ $of_hopper } @kernels), '', 'and has none of those kernels');
+    }
+}
+
+# ---- shared memory of the gate's gradient, of which 128 heads of 12 inputs fill what a block has without asking ---------
+
+five_steps('8.9 24', qw(--preset tiny --model-dim 1024 --num-heads 128 --mlp-dim 256));
+
 # ---- the start ---------------------------------------------------------------------------------------------------------
 
 # No kernel has results here, so the self-check goes through all of them and finds those wrong that do not begin with another's result.

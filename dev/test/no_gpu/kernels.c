@@ -7,7 +7,8 @@
 #include <string.h>
 
 enum { MAX_KERNELS = 4096, MAX_ARGUMENTS = 64, NAME = 1024 };
-enum { MAX_THREADS = 1024, SHARED_PLAIN = 48 << 10, MAX_CLUSTER = 8 };
+// SHARED_PLAIN: what a block has without asking, less 1 KB for arrays of the kernel's own, which count, too.
+enum { MAX_THREADS = 1024, SHARED_PLAIN = 47 << 10, MAX_CLUSTER = 8 };
 
 // ---- kernels ---------------------------------------------------------------------------------------------
 
@@ -80,7 +81,7 @@ cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute at
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize)
         return cudaSuccess;
     if (value > no_gpu()->shared)
-        refuse("%s: %d bytes of shared memory of %d", k->name, value, no_gpu()->shared);
+        return cudaErrorInvalidValue;
     k->shared = value;
     return cudaSuccess;
 }
@@ -101,7 +102,7 @@ cudaError_t cudaOccupancyMaxActiveClusters(int *clusters, const void *function, 
     for (unsigned i = 0; i < c->numAttrs; i++)
         if (c->attrs[i].id == cudaLaunchAttributeClusterDimension)
             blocks = c->attrs[i].val.clusterDim.x;
-    *clusters = SMS / (int)blocks;
+    *clusters = is_without("clusters") ? 0 : SMS / (int)blocks;
     return cudaSuccess;
 }
 
@@ -242,7 +243,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **address, u
                                              enum cudaDriverEntryPointQueryResult *found)
 {
     (void)version, (void)flags;
-    bool known = !strcmp(name, "cuTensorMapEncodeTiled");
+    bool known = !strcmp(name, "cuTensorMapEncodeTiled") && !is_without("tensor maps");
     *address = known ? (void *)encode_tiled : NULL;
     *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     return cudaSuccess;

@@ -10,7 +10,8 @@
 //
 // NO_GPU: compute capability and memory in GiB, "9.0 140" if absent. NO_GPU_LAUNCHES: a file to which every
 // kernel is written at the end, with its launches. NO_GPU_WITHOUT_FP8: cuBLASLt has no algorithm in FP8;
-// gradients: none for those of weights in FP8.
+// gradients: none for those of weights in FP8. NO_GPU_WITHOUT: "clusters" or "tensor maps", which there are
+// not.
 //
 // Limits: CUDA Programming Guide, "Compute Capabilities", and cuTensorMapEncodeTiled's page of the driver's
 // reference.
@@ -30,6 +31,7 @@ typedef struct {
     int shared;       // most shared memory of a block, bytes
 } Gpu;
 const Gpu *no_gpu(void);
+bool is_without(const char *what); // NO_GPU_WITHOUT is that
 
 // What a stream has to do: a call, and a copy of its argument.
 typedef struct Work {

@@ -92,9 +92,10 @@ int main(int argc, char **argv)
         launch(1, 32, SHARED + 1, memory);
     else if (!strcmp(name, "a pointer to the host"))
         launch(1, 32, 0, &memory);
-    else if (!strcmp(name, "more shared memory than there is"))
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 228 << 10);
-    else if (!strcmp(name, "set past the end"))
+    else if (!strcmp(name, "more shared memory than there is")) {
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 228 << 10); // an error
+        launch(1, 32, 228 << 10, memory);
+    } else if (!strcmp(name, "set past the end"))
         cudaMemset(memory + 1, 0, BYTES);
     else if (!strcmp(name, "copy past the end"))
         cudaMemcpy(memory, memory + 1, BYTES, cudaMemcpyDeviceToDevice);

@@ -54,6 +54,12 @@ const Gpu *no_gpu(void)
     return &g;
 }
 
+bool is_without(const char *what)
+{
+    const char *without = getenv("NO_GPU_WITHOUT");
+    return without && !strcmp(without, what);
+}
+
 cudaError_t cudaGetDeviceCount(int *count)
 {
     *count = 1;

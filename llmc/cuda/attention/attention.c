@@ -312,7 +312,8 @@ static bool peer_is_right(AttentionBy by, const AttentionCall *c, bool backward,
 {
     AttentionPeer peer = {.name = by == BY_CUDNN ? "cuDNN" : "the kernels for Hopper",
                           .with_backward = backward};
-    if (!attention_sm80_prepare(c->e, c->e, why) || !attention_sm80_prepare_backward(c->e, c->e, why))
+    if (!attention_sm80_prepare(c->e, c->e, why) ||
+        (backward && !attention_sm80_prepare_backward(c->e, c->e, why)))
         return false;
     if (by == BY_SM90)
         return attention_sm90_agrees(&peer, c, why);

@@ -10,6 +10,7 @@
 // where documents lie is read on the GPU: one plan serves every window and number of tokens and, in a
 // captured graph, every batch. Fixed are only the number of slots and the longest document.
 #include "llmc/cuda/attention/attention.h"
+#include "llmc/cuda/device/device.h"
 #include "llmc/cuda/device/scratch.h"
 #include <cudnn.h>
 #include <math.h>
@@ -473,6 +474,7 @@ static void must(cudnnStatus_t status, const char *what)
     char text[512];
     if (status == CUDNN_STATUS_SUCCESS)
         return;
+    device_check_failure("a plan of cuDNN's attention", __FILE__, __LINE__);
     cudnnGetLastErrorString(text, sizeof text);
     fatal(EXIT_BAD_INPUT, "cuDNN: attention: %s: %s: %s", what, cudnnGetErrorString(status), text);
 }

@@ -227,9 +227,8 @@ void attention_gate_backward(Stream s, const GateBackward *a, int N, int H, int 
         unsigned blocks = (unsigned)row_blocks(N, BACKWARD_CTAS);
         size_t bytes = ROW_WARPS * pairs * sizeof(float);
         float *partials = scratch_floats(s, SCRATCH_GATES, blocks * pairs);
-        if (bytes > 48 * 1024)
-            CUDA_CHECK(cudaFuncSetAttribute(gate_backward_any_kernel,
-                                            cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+        CUDA_CHECK(cudaFuncSetAttribute(gate_backward_any_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        (int)bytes));
         gate_backward_any_kernel<<<blocks, ROW_THREADS, bytes, s>>>(*a, N, H, e, partials, counter);
     }
     CHECK_LAUNCH();

@@ -292,12 +292,9 @@ __global__ void __launch_bounds__(TILE_THREADS)
 template <int QK, int E> static bool prepare(Error *error)
 {
     constexpr int of_queries = queries_bytes<QK>(), of_keys = keys_bytes<QK, E>();
-    if (cudaFuncSetAttribute(attention_backward_queries_kernel<QK, E>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, of_queries) == cudaSuccess &&
-        cudaFuncSetAttribute(attention_backward_keys_kernel<QK, E>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, of_keys) == cudaSuccess)
+    if (allow_shared_memory((const void *)attention_backward_queries_kernel<QK, E>, of_queries) &&
+        allow_shared_memory((const void *)attention_backward_keys_kernel<QK, E>, of_keys))
         return true;
-    cudaGetLastError();
     return error_set(error,
                      "attention backward with heads of width up to %d needs %d bytes of shared memory in a "
                      "CTA: too much for this GPU",

@@ -240,7 +240,7 @@ static __device__ __forceinline__ void weigh(float (&acc)[C / 8][4], const Fragm
 static void launch(void (*kernel)(Dc), int64_t ctas, int threads, int elements, const Dc &a, Stream s)
 {
     int bytes = elements * (int)sizeof(floatX);
-    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess)
+    if (!allow_shared_memory((const void *)kernel, (size_t)bytes))
         fatal(EXIT_BAD_INPUT,
               "mixed attention with heads of width %d needs %d bytes of shared memory in a block: too much "
               "for this GPU",

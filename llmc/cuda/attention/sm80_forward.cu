@@ -159,10 +159,8 @@ __global__ void __launch_bounds__(TILE_THREADS) attention_forward_kernel(Attenti
 template <int QK, int E> static bool prepare(Error *error)
 {
     int bytes = forward_bytes<QK, E>();
-    if (cudaFuncSetAttribute(attention_forward_kernel<QK, E>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             bytes) == cudaSuccess)
+    if (allow_shared_memory((const void *)attention_forward_kernel<QK, E>, (size_t)bytes))
         return true;
-    cudaGetLastError();
     return error_set(error,
                      "attention with heads of width up to %d needs %d bytes of shared memory in a block: too "
                      "much for this GPU",

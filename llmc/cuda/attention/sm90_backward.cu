@@ -428,8 +428,6 @@ bool attention_sm90_prepare(int e, Error *error)
         return error_set(error, "heads of width %d, not %d", e, WIDTH);
     if (!device_has_wgmma())
         return error_set(error, "%s", device_path());
-    if (!tensor_maps_known())
-        return error_set(error, "the driver makes no tensor maps");
     const void *kernels[] = {(const void *)backward_kernel<WIDTH>, (const void *)backward_kernel<NARROW>,
                              (const void *)backward_heads_kernel<WIDTH>,
                              (const void *)backward_heads_kernel<NARROW>, (const void *)backward_qkv_kernel};

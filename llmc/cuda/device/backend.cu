@@ -38,8 +38,9 @@ static void plan_scratch(const OpSizes *z)
     plan_floats(SCRATCH_WEIGHT_SCALE, ctas);
     plan_floats(SCRATCH_QKV, 2 * ctas);
     plan_floats(SCRATCH_HEADS, 8 * (size_t)device_state.sms * (size_t)z->heads * MAX_GATE_INPUTS);
+    // Sums of the columns of the largest matrix in chunks of its rows, which are fewer; at least 8 MiB.
     plan_floats(SCRATCH_NORMUON,
-                (size_t)max_i64(2 << 20, (int64_t)((d > F ? d : F) * ((d > F ? d : F) / 32 + 2))));
+                (size_t)max_i64(2 << 20, (int64_t)((d > F ? d : F) * ((d < F ? d : F) / 32 + 2))));
 }
 
 void backend_reserve(const OpSizes *sizes)

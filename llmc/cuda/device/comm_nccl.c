@@ -89,6 +89,7 @@ static void check(ncclResult_t status, const char *what)
 {
     if (status == ncclSuccess)
         return;
+    device_check_failure(what, __FILE__, __LINE__);
     fatal(EXIT_BAD_INPUT, "NCCL: %s: %s: %s", what, nccl.GetErrorString(status),
           nccl.GetLastError(nccl.comm));
 }

@@ -40,6 +40,7 @@ typedef struct {
     int compute;         // 10 * major + minor
     int code;            // __CUDA_ARCH__ of the machine code that the device took from this program
     bool wgmma_code;     // that code may use the instructions of sm_90a
+    const char *left;    // why not, although it is there (device_leave_wgmma); NULL
     bool portable;       // none of what device.h asks for is to be used
     size_t shared_block; // most shared memory of a block, bytes
     char name[256];
@@ -49,6 +50,10 @@ typedef struct {
 extern DeviceState device_state;
 void device_open(DeviceState *s,
                  int index); // fatal, with the reason, when there is no such device or no code for it
+
+// Lets CTAs of the kernel have so much dynamic shared memory; false: this GPU has less. Any other error ends
+// the program, as it may be that of an earlier launch. Needed from 48 KB on less the kernel's static memory.
+bool allow_shared_memory(const void *kernel, size_t bytes);
 
 // Memory that device_alloc's list does not know, not zeroed, to be freed with cudaFree; fatal with `what`
 // when memory is short.

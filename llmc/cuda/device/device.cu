@@ -39,6 +39,10 @@ static bool is_device_failure(cudaError_t status)
     case cudaErrorNvlinkUncorrectable:
     case cudaErrorDevicesUnavailable:
     case cudaErrorExternalDevice:
+    case cudaErrorMpsClientTerminated:
+#if CUDART_VERSION >= 13000
+    case cudaErrorContained:
+#endif
     case cudaErrorUnknown:
         return true;
     default:
@@ -57,6 +61,25 @@ void cuda_failed(cudaError_t status, const char *call, const char *file, int lin
           "CUDA_LAUNCH_BLOCKING=1 shows which. Hardware faults are in dmesg (Xid); --resume goes on from the "
           "last checkpoint",
           text, name, call, file, line);
+}
+
+void device_check_failure(const char *call, const char *file, int line)
+{
+    cudaError_t status = cudaStreamQuery(NULL);
+    if (is_device_failure(status))
+        cuda_failed(status, call, file, line);
+}
+
+bool allow_shared_memory(const void *kernel, size_t bytes)
+{
+    cudaError_t status =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (status == cudaErrorInvalidValue) {
+        cudaGetLastError();
+        return false;
+    }
+    CUDA_CHECK(status);
+    return true;
 }
 
 // ---- the device -------------------------------------------------------------------------------------------
@@ -135,6 +158,13 @@ void device_open(DeviceState *s, int index)
 void device_set_portable(bool portable) { device_state.portable = portable; }
 bool device_is_portable(void) { return device_state.portable; }
 bool device_has_wgmma(void) { return device_state.wgmma_code && !device_state.portable; }
+void device_leave_wgmma(const char *why)
+{
+    device_state.wgmma_code = false;
+    device_state.left = why;
+    note("%s: slower kernels than this GPU could run", why);
+}
+
 bool device_has_bulk_copies(void)
 {
     return device_state.code >= FIRST_WITH_BULK_COPIES && !device_state.portable;
@@ -166,6 +196,10 @@ const char *device_path(void)
         return "kernels for Hopper (wgmma, TMA)";
     if (s->portable)
         return "portable kernels (--portable)";
+    if (s->left) {
+        snprintf(text, sizeof text, "portable kernels (%s)", s->left);
+        return text;
+    }
     if (s->compute == HOPPER)
         return "portable kernels (built without sm_90a)";
     snprintf(text, sizeof text, "portable kernels (compute capability %d.%d has no wgmma)%s", s->compute / 10,

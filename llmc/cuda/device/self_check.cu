@@ -342,9 +342,6 @@ static void check_sm90(Stream s)
     check_ns_small(s, 136);
 }
 
-// Without room for a cluster.
-static bool part_of_a_gpu(void) { return device_has_wgmma() && sm90_tile_clusters() < 1; }
-
 static void check_all(void)
 {
     Error e;
@@ -353,7 +350,7 @@ static void check_all(void)
         check_sm80(s);
         check_qkv(s);
         check_ns_chain(s);
-    } else if (!part_of_a_gpu()) {
+    } else {
         check_sm90(s);
     }
     stream_destroy(s);
@@ -397,7 +394,6 @@ void self_check(void)
         return;
     }
     check_all();
-    if (!part_of_a_gpu()) // else products were left out
-        check_remember(&key);
+    check_remember(&key);
     timeline_mark("self-check");
 }

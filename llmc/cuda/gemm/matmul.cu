@@ -9,9 +9,11 @@
 #define CUBLAS_CHECK(expression) \
     do { \
         cublasStatus_t status_ = (expression); \
-        if (status_ != CUBLAS_STATUS_SUCCESS) \
-            fatal(EXIT_BAD_INPUT, "cuBLASLt: %s at %s:%d: %s (%s)", #expression, __FILE__, __LINE__, \
-                  cublasLtGetStatusString(status_), cublasLtGetStatusName(status_)); \
+        if (status_ == CUBLAS_STATUS_SUCCESS) \
+            break; \
+        device_check_failure(#expression, __FILE__, __LINE__); \
+        fatal(EXIT_BAD_INPUT, "cuBLASLt: %s at %s:%d: %s (%s)", #expression, __FILE__, __LINE__, \
+              cublasLtGetStatusString(status_), cublasLtGetStatusName(status_)); \
     } while (0)
 
 enum { CANDIDATES = 12, TIMED_RUNS = 3 };

@@ -11,12 +11,12 @@ void sm90_tile_reserve(const void *kernel)
     if (!device_has_wgmma())
         return;
     if (!tensor_maps_known()) {
-        note("the driver has no tensor maps for TMA: matrix products take a slower path");
+        device_leave_wgmma("the driver has no tensor maps");
         return;
     }
     clusters = clusters_that_fit(kernel, {CLUSTER, TILE_THREADS, TILE_SHARED_BYTES});
     if (clusters < 1)
-        note("the device holds no cluster of %d blocks: matrix products take a slower path", (int)CLUSTER);
+        device_leave_wgmma("the device has no room for a cluster");
 }
 
 bool sm90_gemm_pays(int N, int depth, int cols, int planes)

@@ -72,7 +72,8 @@ struct TileSchedule {
     int steps;         // k steps of a tile
 };
 
-// Call after device_open. kernel: any kernel with this tile's CTAs
+// Call after device_open, before anything else asks whether the kernels for Hopper run. kernel: any kernel
+// with this tile's CTAs
 void sm90_tile_reserve(const void *kernel);
 // Fills the schedule of a product (rows, depth) x (depth, cols) and the number of CTAs. False when the path,
 // the build or the shape does not allow this tile.

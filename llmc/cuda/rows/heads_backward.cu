@@ -18,7 +18,7 @@
 namespace
 {
 
-const size_t STATIC_SHARED = 48 * 1024; // that a kernel has without asking
+const size_t STATIC_SHARED = 48 * 1024; // that a kernel has without asking, its own arrays included
 
 // CTAs of a multiprocessor, for loads in flight: four where registers are not spilled, and three with gates,
 // whose kernel takes half as long again with four.
@@ -450,8 +450,7 @@ static size_t gate_sums(const HeadsBackward *a, int H)
 
 static bool in_vectors(const HeadsBackward *a, int H, int e)
 {
-    return heads_in_vectors(a->forward->qk, e) &&
-           ROW_WARPS * gate_sums(a, H) * sizeof(float) <= STATIC_SHARED;
+    return heads_in_vectors(a->forward->qk, e) && ROW_WARPS * gate_sums(a, H) * sizeof(float) < STATIC_SHARED;
 }
 
 // Whether half a warp is enough for a head.
@@ -500,9 +499,8 @@ static void run(Stream s, const HeadsBackward *a, const DqSums *kept, int planes
     } else if (vectors) {
         launch<32, PLANES_ALL>(s, both, blocks, bytes, partials, N, H, e);
     } else {
-        if (bytes > STATIC_SHARED)
-            CUDA_CHECK(cudaFuncSetAttribute(heads_backward_any_kernel,
-                                            cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+        CUDA_CHECK(cudaFuncSetAttribute(heads_backward_any_kernel,
+                                        cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
         heads_backward_any_kernel<<<blocks, ROW_THREADS, bytes, s>>>(both, N, H, e, partials,
                                                                      scratch_counter(s, SCRATCH_HEADS));
     }
