@@ -110,6 +110,17 @@ refuses("$_->[0] of a checkpoint", 1, $_->[2], $trainer, '--resume', rewrite($si
     is(same_state("$dir/whole2", "$strays/best/step_000020.safetensors"), '', 'a run folder may be renamed');
     is(scalar(() = glob "$strays/best/01234567-????-4*.txt"), 2, 'and keeps its id');
 }
+{ # half-written checkpoints: of a process that is gone, of one that lives, of another file
+    my $gone = fork // die "fork: $!\n";
+    exit 0 if !$gone;
+    waitpid $gone, 0;
+    my $halves = "$dir/halves";
+    run_ok('a run to go on', $trainer, @tiny, '--out', $halves, '--stop-at', 4);
+    my ($run) = folders($halves);
+    spew("$run/$_", '') for "step_000017.safetensors.tmp.$gone", 'step_000017.safetensors.tmp.1', "notes.tmp.$gone";
+    run_ok('which goes on', $trainer, '--resume', $halves, '--stop-at', 6);
+    is_deeply([grep {/tmp/} entries($run)], ["notes.tmp.$gone", 'step_000017.safetensors.tmp.1'], 'without what a dead process left of a checkpoint');
+}
 { # as runs were laid out before
     my $old = "$dir/old";
     mkdir $_ or die for $old, "$old/logs";
@@ -137,6 +148,14 @@ is(scalar(() = glob "{$first,$second}/step*"), $others, 'those of other runs sta
     is($status, 1, 'new checkpoints that cannot be written') or diag $err;
     is_deeply([map { basename($_) } checkpoints($full)], ['step_000006.safetensors'], 'take the place of none');
 }
+{
+    my $odd = "$dir/odd";
+    run_ok('a run to go on', $trainer, @tiny, '--out', $odd, '--stop-at', 2);
+    mkdir((folders($odd))[0] . '/step_000001.safetensors') or die;
+    my (undef, $err) = run_ok('a folder with the name of a checkpoint', $trainer, '--resume', $odd, qw(--checkpoint-every 4 --keep-checkpoints 2));
+    is($err, '', 'is not what --keep-checkpoints removes');
+    is_deeply([map { basename($_) } grep { -f } checkpoints($odd)], ['step_000016.safetensors', 'step_000020.safetensors'], 'but what it should');
+}
 
 # ---- where nothing can be written --------------------------------------------------------------------------------------
 
@@ -155,6 +174,17 @@ SKIP: {
     refuses('a folder of someone else', 1, qr/--out .*foreign: cannot write into this folder: Permission denied/, @user, @early, '--out', "$dir/foreign");
     refuses('a run of someone else', 1, qr/\Q$first\E: cannot write into this folder: Permission denied/, @user, $trainer, '--resume', $first);
 }
+SKIP: {
+    skip 'cannot become another user', 4 if $> != 0 || system 'setpriv', '--reuid=65534', '--clear-groups', 'test', '-x', $trainer;
+    my @user = qw(setpriv --reuid=65534 --clear-groups);
+    my $closed = "$dir/closed";
+    run_ok('a run', $trainer, @tiny, '--out', $closed, '--stop-at', $_) for 2, 4;
+    my ($newest) = newest($closed) =~ m{(.*)/};
+    chmod 0700, $newest;
+    my (undef, $err) = run_ok('the newest of two runs is closed to the user', @user, $trainer, '--resume', $closed, '--eval-only');
+    like($err, qr/note: \Q$newest\E: cannot be read, and is left out: Permission denied/, 'which is said');
+    refuses('the folder itself', 1, qr/--resume: \Q$newest\E: cannot be read: Permission denied/, @user, $trainer, '--resume', $newest);
+}
 
 # ---- two processes on one run ------------------------------------------------------------------------------------------
 
@@ -170,6 +200,20 @@ SKIP: {
     refuses('a run that goes on in another process', 1, qr/\Q$first\E: another process goes on with this run/, $trainer, '--resume', $first);
     kill 'KILL', $running->{pid};
     finish($running);
+}
+{ # a run that was just ended saves its last step, from which the next process goes on
+    my $ended = "$dir/ended";
+    my $running = start($trainer, @tiny, '--out', $ended, qw(--repeat --num-scheduled 100000 --checkpoint-every 1000));
+    my $end = time + 60;
+    sleep 0.01 while !(() = glob "$ended/*/*.jsonl") && time < $end;
+    sleep 0.3;
+    kill 'TERM', $running->{pid};
+    my $next = start($trainer, '--resume', $ended, '--stop-after', '1s');
+    my ($status, $first_out) = finish($running);
+    my ($last) = $first_out =~ m{^saved .*/step_0*(\d+)\.safetensors}m;
+    ($status, my $next_out) = finish($next, 60);
+    is($status, 3, 'a run that is resumed while it ends') or diag $next_out;
+    like($next_out, qr{^resumed .*/step_0*$last\.safetensors: }m, "goes on from its last step, $last");
 }
 
 # ---- losses that are no numbers ----------------------------------------------------------------------------------------

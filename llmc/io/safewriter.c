@@ -77,30 +77,40 @@ static char *folder_of(const char *path)
     return slash == path ? xstrdup("/") : format_string("%.*s", (int)(slash - path), path);
 }
 
-// Removes <target>.tmp.<pid> files whose process is gone. One with our own pid is from an earlier life of
-// this number.
-static void remove_stale(const char *target)
+// The process of a file NAME.tmp.<pid>, which is cut to NAME; -1: no such name.
+static pid_t cut_process(char *name)
 {
-    char *folder = folder_of(target);
-    const char *slash = strrchr(target, '/');
-    char *prefix = format_string("%s.tmp.", slash ? slash + 1 : target);
+    char *end = strrchr(name, '.'), *digits = end ? end + 1 : name;
+    if (!end || !*digits || digits[strspn(digits, "0123456789")])
+        return -1;
+    long pid = strtol(digits, NULL, 10);
+    *end = 0;
+    size_t length = strlen(name), tmp = strlen(".tmp");
+    if (pid <= 0 || pid > INT_MAX || length <= tmp || strcmp(name + length - tmp, ".tmp") != 0)
+        return -1;
+    name[length - tmp] = 0;
+    return (pid_t)pid;
+}
+
+// target NULL: of all names that are_ours
+static void remove_stale(const char *folder, const char *target, bool (*are_ours)(const char *name))
+{
     DIR *dir = opendir(folder);
     for (struct dirent *entry; dir && (entry = readdir(dir));) {
-        const char *digits = entry->d_name + strlen(prefix);
-        if (strncmp(entry->d_name, prefix, strlen(prefix)) != 0)
-            continue;
-        if (!*digits || digits[strspn(digits, "0123456789")])
-            continue;
-        long pid = strtol(digits, NULL, 10);
-        if (pid <= 0 || pid > INT_MAX)
-            continue;
-        if (pid == getpid() || (kill((pid_t)pid, 0) != 0 && errno == ESRCH))
+        char *name = xstrdup(entry->d_name);
+        pid_t pid = cut_process(name);
+        bool ours = pid > 0 && (target ? !strcmp(name, target) : are_ours(name));
+        if (ours && (pid == getpid() || (kill(pid, 0) != 0 && errno == ESRCH)))
             unlinkat(dirfd(dir), entry->d_name, 0);
+        free(name);
     }
     if (dir)
         closedir(dir);
-    free(prefix);
-    free(folder);
+}
+
+void safewriter_remove_stale(const char *folder, bool (*are_ours)(const char *name))
+{
+    remove_stale(folder, NULL, are_ours);
 }
 
 SafeWriter *safewriter_begin(const char *path, Error *e)
@@ -119,7 +129,10 @@ SafeWriter *safewriter_begin(const char *path, Error *e)
         error_set(e, "%s: is no regular file, so no checkpoint can be put there; choose another name",
                   w->path);
     } else {
-        remove_stale(w->target);
+        char *folder = folder_of(w->target);
+        const char *slash = strrchr(w->target, '/');
+        remove_stale(folder, slash ? slash + 1 : w->target, NULL);
+        free(folder);
         w->fd = open(w->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (w->fd < 0)
             fail(w, "create a file beside it", e);

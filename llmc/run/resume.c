@@ -1,6 +1,7 @@
 #include "llmc/run/resume.h"
 #include "llmc/dist/comm.h"
 #include "llmc/io/checkpoint.h"
+#include "llmc/run/config_file.h"
 #include "llmc/run/run_folder.h"
 #include "llmc/io/safetensors.h"
 #include <stdlib.h>
@@ -33,7 +34,7 @@ bool resume_parse(Config *c, int argc, char **argv, int *status, Error *e)
         return config_check(c, e);
 
     *status = EXIT_BAD_INPUT;
-    char *path = checkpoint_find(c->resume, &sub);
+    char *path = checkpoint_find(c->resume, config_trains(c, 0, NULL), &sub);
     if (!path)
         return error_set(e, "--resume: %s", sub.text);
     bool good = parse_over(c, argc, argv, path, status, e);

@@ -1,5 +1,6 @@
 #include "llmc/run/run_folder.h"
 #include "llmc/dist/comm.h"
+#include "llmc/io/safetensors.h"
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
@@ -15,6 +16,7 @@
 #include <unistd.h>
 
 enum { ID_DIGITS = 8 };
+static const double PATIENCE = 2; // seconds for a process that was just ended and still saves its run
 
 // ---- names ------------------------------------------------------------------------------------------------
 
@@ -34,6 +36,8 @@ static int step_of(const char *name)
     snprintf(canonical, sizeof canonical, "step_%06d.safetensors", step);
     return strcmp(name, canonical) ? -1 : step;
 }
+
+static bool is_checkpoint(const char *name) { return step_of(name) >= 0; }
 
 static bool hex_digits(const char *text, int count)
 {
@@ -114,13 +118,17 @@ typedef struct {
     double written_at;     // of the highest, seconds
     bool log;
     char id[ID_DIGITS + 1]; // of a log; "" without one
+    int unread;             // errno of what could not be looked at; 0
 } Contents;
 
-static double written_at(const char *folder, int step)
+// -1: no file, or *failed is why it cannot be looked at.
+static double written_at(const char *folder, int step, int *failed)
 {
     struct stat info;
     char *path = checkpoint_path(folder, step);
-    bool file = stat(path, &info) == 0 && S_ISREG(info.st_mode);
+    bool known = stat(path, &info) == 0, file = known && S_ISREG(info.st_mode);
+    if (!known && errno != ENOENT)
+        *failed = errno;
     free(path);
     return file ? (double)info.st_mtim.tv_sec + 1e-9 * (double)info.st_mtim.tv_nsec : -1;
 }
@@ -130,13 +138,15 @@ static Contents look_into(const char *folder)
     Contents c = {.highest = -1, .youngest = -1, .written_at = -1};
     double youngest = -1;
     DIR *dir = opendir(folder);
+    if (!dir && errno != ENOTDIR && errno != ENOENT)
+        c.unread = errno;
     for (struct dirent *f; dir && (f = readdir(dir));) {
         if (is_log(f->d_name)) {
             c.log = true;
             snprintf(c.id, sizeof c.id, "%.*s", ID_DIGITS, f->d_name);
         }
         int step = step_of(f->d_name);
-        double at = step < 0 ? -1 : written_at(folder, step);
+        double at = step < 0 ? -1 : written_at(folder, step, &c.unread);
         if (at < 0)
             continue;
         if (step > c.highest) {
@@ -164,6 +174,25 @@ static bool is_run_folder(const char *folder, const Contents *c)
     return run;
 }
 
+// Waits until no process writes into the folder of a run, at most until `end`.
+static void wait_for_writer(const char *folder, double end)
+{
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    while (fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) && errno == EWOULDBLOCK && seconds_now() < end)
+        usleep(20000);
+    if (fd >= 0)
+        close(fd);
+}
+
+static Contents look_when_free(const char *folder, double end)
+{
+    Contents c = look_into(folder);
+    if (!is_run_folder(folder, &c) || seconds_now() >= end)
+        return c;
+    wait_for_writer(folder, end);
+    return look_into(folder);
+}
+
 static char *newest_of(const char *folder, const Contents *c)
 {
     if (c->youngest != c->highest)
@@ -173,16 +202,26 @@ static char *newest_of(const char *folder, const Contents *c)
     return checkpoint_path(folder, c->highest);
 }
 
-static char *find_in(const char *given, Error *e)
+static char *find_in(const char *given, bool wait, Error *e)
 {
-    Contents best = look_into(given);
+    double end = wait ? seconds_now() + PATIENCE : 0;
+    Contents best = look_when_free(given, end);
     char *folder = best.highest < 0 ? NULL : xstrdup(given);
     bool run = is_run_folder(given, &best);
+    if (best.unread) {
+        free(folder);
+        error_set(e, "%s: cannot be read: %s", given, strerror(best.unread));
+        return NULL;
+    }
     DIR *dir = run ? NULL : opendir(given);
     for (struct dirent *f; dir && (f = readdir(dir));) {
+        if (*f->d_name == '.')
+            continue;
         char *path = format_string("%s/%s", given, f->d_name);
-        Contents c = look_into(path);
-        if (*f->d_name != '.' && c.written_at > best.written_at && is_run_folder(path, &c)) {
+        Contents c = look_when_free(path, end);
+        if (c.unread && is_run_folder(path, &c))
+            note("%s: cannot be read, and is left out: %s", path, strerror(c.unread));
+        if (c.written_at > best.written_at && is_run_folder(path, &c)) {
             best = c;
             free(folder);
             folder = xstrdup(path);
@@ -199,7 +238,7 @@ static char *find_in(const char *given, Error *e)
     return newest;
 }
 
-char *checkpoint_find(const char *given, Error *e)
+char *checkpoint_find(const char *given, bool wait, Error *e)
 {
     struct stat info;
     size_t length = strlen(given);
@@ -207,7 +246,7 @@ char *checkpoint_find(const char *given, Error *e)
         return xstrdup(given);
     while (length > 1 && given[length - 1] == '/')
         length--;
-    char *folder = format_string("%.*s", (int)length, given), *newest = find_in(folder, e);
+    char *folder = format_string("%.*s", (int)length, given), *newest = find_in(folder, wait, e);
     free(folder);
     return newest;
 }
@@ -274,7 +313,7 @@ static bool prove_writable(const char *folder, Error *e)
 // Held as long as the process lives. A run that was just ended may still be on its way out.
 static bool take(RunFolder *f, Error *e)
 {
-    double end = seconds_now() + 2;
+    double end = seconds_now() + PATIENCE;
     f->lock = open(f->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     while (f->lock >= 0 && flock(f->lock, LOCK_EX | LOCK_NB)) {
         if (errno != EWOULDBLOCK)
@@ -285,6 +324,19 @@ static bool take(RunFolder *f, Error *e)
                 f->path);
         usleep(20000);
     }
+    return true;
+}
+
+// Takes the folder of a run that goes on; highest: its last step when the checkpoint was chosen.
+static bool take_run(RunFolder *f, int highest, Error *e)
+{
+    if (!take(f, e))
+        return false;
+    int now = look_into(f->path).highest;
+    if (now != highest)
+        return error_set(e, "%s: another process saved step %d meanwhile; start this one again", f->path,
+                         now);
+    safewriter_remove_stale(f->path, is_checkpoint);
     return true;
 }
 
@@ -316,7 +368,7 @@ bool run_folder_prepare(RunFolder *f, const char *out, bool out_given, const cha
             memcpy(f->uuid, id, ID_DIGITS);
             free(name);
             f->path = beside;
-            return take(f, e) && prove_writable(f->path, e);
+            return take_run(f, c.highest, e) && prove_writable(f->path, e);
         }
     }
     f->parent = xstrdup(out_given || !beside ? out : beside);
@@ -407,8 +459,8 @@ void run_folder_prune(const RunFolder *f, int step, int keep)
         int earlier = 0, lowest = -1;
         DIR *dir = opendir(f->path);
         for (struct dirent *d; dir && (d = readdir(dir));) {
-            int s = step_of(d->d_name);
-            if (s < 0 || s >= step)
+            int s = step_of(d->d_name), failed = 0;
+            if (s < 0 || s >= step || written_at(f->path, s, &failed) < 0)
                 continue;
             earlier++;
             if (lowest < 0 || s < lowest)

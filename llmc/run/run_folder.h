@@ -29,7 +29,8 @@ char *checkpoint_path(const char *folder, int step);
 //   a run folder      that of the highest step; a note says when another one is younger
 //   any other folder  that of the run whose checkpoint was written last, among the run folders in it and the
 //                     checkpoints that lie there directly
-char *checkpoint_find(const char *given, Error *e);
+// wait: two seconds for processes that go on with these runs: one that was just ended saves a checkpoint.
+char *checkpoint_find(const char *given, bool wait, Error *e);
 
 // Whether a log beside this checkpoint of the last step, `steps`, has the last validation and the line with
 // which logs end: nothing of the run is left to do.
@@ -41,7 +42,8 @@ bool run_folder_finished(const char *checkpoint, int steps);
 //               lies in it
 //   checkpoint  of the run that is resumed; NULL: a new run. Beside one that lies in no run folder, one
 //               is made
-// A run folder in use by another process is refused.
+// A run folder in use by another process is refused, and one whose last checkpoint is another one when the
+// process before has left it. Half-written checkpoints of processes that are gone are removed.
 bool run_folder_prepare(RunFolder *f, const char *out, bool out_given, const char *checkpoint, Error *e);
 
 // Collective: rank 0, which has prepared it, makes the folder of a new run and hands the path to the others.
