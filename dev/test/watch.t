@@ -99,6 +99,11 @@ unlike(join('', @rows), qr/\e/, 'no colours where there is no terminal');
     ok(!grep({ /^ +[5678] \|/ && /7\.|8/ } @plain), 'and --from leaves the rest out');
     @ENV{qw(COLUMNS LINES)} = (20, 5);
     is(scalar(once('line.jsonl', 'run')), 2, 'a window that is too small has the lines alone');
+    for (['A', 1], ['A~', 2], ['A ~', 3], ['A l~', 4]) {
+        (my $text, $ENV{COLUMNS}) = @$_;
+        my ($status, $out) = finish(start("$ROOT/scripts/watch", '--once', 'line.jsonl'), 20);
+        is("$status $out", "0 $text\n", "a window of $ENV{COLUMNS} columns");
+    }
 }
 spew('diverged.jsonl', $line . step(101, 'null', 50) . qq({"event":"failure","text":"diverged"}\n));
 spew('done.jsonl', $line . step($_, 4, 50, '"mfu":0.4512,')) for 200;
