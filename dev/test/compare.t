@@ -181,4 +181,27 @@ for (
     my ($got, $text) = compare(@arguments);
     ok($got == $expected && $text =~ $pattern && $text =~ tr/\n// == 1, "$what: $text");
 }
+
+# ---- a full disk -------------------------------------------------------------------------------------------------------
+
+# A page whose former version is there, and one that is on /dev/full itself, as is what is written before it is renamed.
+SKIP: {
+    skip 'no /dev/full', 7 if !-e '/dev/full';
+    spew("$dir/kept.html", 'before');
+    symlink '/dev/full', "$dir/$_" for 'kept.html.part', 'full.html', 'full.html.part';
+    for my $name ('full', 'kept') {
+        my ($got, $text) = compare('--output', "$dir/$name.html", @good[2 .. 7]);
+        is("$got $text", "1 compare: error: $dir/$name.html cannot be written: No space left on device\n", "$name.html: one line");
+        ok(!-l "$dir/$name.html.part", 'and no part of it is left');
+    }
+    is(slurp("$dir/kept.html"), 'before', 'nor is the former page cut');
+    # What fits into a buffer fails when it is closed, not when it is printed.
+    for my $bytes (9, 99999) {
+        symlink '/dev/full', "$dir/bytes.part";
+        my @warnings;
+        local $SIG{__WARN__} = sub { push @warnings, @_ };
+        my $good = eval { OutputFile::write_file("$dir/bytes", 'x' x $bytes); 1 };
+        is(($good // '') . $@ . "@warnings", "$dir/bytes cannot be written: No space left on device\n", "$bytes bytes: one line");
+    }
+}
 done_testing;

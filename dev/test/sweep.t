@@ -131,7 +131,7 @@ $program = spew("$dir/odd", <<'END');
 my ($out, $ns) = map { my $name = $_; map { /^--$name=(.*)/ } @ARGV } qw(out ns);
 mkdir "$out/run$$";
 open my $f, '>', "$out/run$$/x.jsonl";
-if ($ns eq 'wall') { select undef, undef, undef, 0.01 until -e "$out/../ns=long/pid"; mkdir "$out/sweep.json.$_" for qw(new part) }
+if ($ns eq 'wall') { select undef, undef, undef, 0.01 until -e "$out/../ns=long/pid"; mkdir "$out/sweep.json.part" }
 if ($ns eq 'long') {
     $SIG{TERM} = sub { open my $e, '>', "$out/ended"; exit 3 };
     open my $p, '>', "$out/pid"; print $p $$; close $p;
