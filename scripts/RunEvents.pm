@@ -159,9 +159,10 @@ sub begin {
 }
 
 # A diverged run has losses that are no numbers. They cannot be compared or drawn; who does says how many there
-# are.
+# are. The first step of a process has no time where its beginning is not known: that of a resumed run.
 sub add_point {
     my ($run, $what, $step, $value) = @_;
+    return if $what eq 'times' && !defined $value;
     if (RunLog::is_number($value)) { $run->{$what}{$step + 0} = $value + 0 }
     else { push @{$run->{dropped}{$what}}, $step + 0 }
 }

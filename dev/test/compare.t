@@ -138,6 +138,13 @@ like($out, qr{^compare: note: \Q$nan: $_\E$}m, "console: $_") for @lost;
 like(slurp("$dir/nan.html"), qr{<p><b>Left out:</b> nan\.jsonl: \Q$_\E\.</p>}, "page: $_") for @lost;
 unlike($out . slurp("$dir/page.html"), qr{: .*Left out|a1\.jsonl: }, 'nothing of that for runs without');
 
+# The program writes no time for the first step after a resume.
+my $resumed = spew("$dir/resumed.jsonl", slurp($b[0]) =~ s/("step":27,.*?"ms":)[0-9.]+/$1null/r);
+($status, $out) = compare('--output', "$dir/resumed.html", '--set', 'a', @a, '--set', 'b', $resumed, $b[1]);
+is($status, 0, 'a run that was resumed') or diag $out;
+unlike($out . slurp("$dir/resumed.html"), qr/left out/i, 'lacks nothing');
+like(slurp("$dir/resumed.html"), qr/49 steps that all runs have after step 10/, 'and has a step time less');
+
 my $log = "source\n" . '=' x 100 . "\ncompiler\ncommand line: ./train_gpt --preset tiny --ns=turbo --repeat --train-files 'a b'\n" . '=' x 100 . "\nstep:0/2 val_loss:9.0000 train_time:0ms step_avg:0.00ms\n"
     . "step:1/2 train_time:9ms step_avg:9.00ms\nstep:1/2 val_loss:-nan train_time:9ms step_avg:9.00ms\nstep:2/2 train_time:18ms step_avg:9.00ms\n"
     . "step:2/2 val_loss:inf train_time:18ms step_avg:9.00ms\n";
@@ -173,5 +180,28 @@ for (
     my ($what, $expected, $pattern, @arguments) = @$_;
     my ($got, $text) = compare(@arguments);
     ok($got == $expected && $text =~ $pattern && $text =~ tr/\n// == 1, "$what: $text");
+}
+
+# ---- a full disk -------------------------------------------------------------------------------------------------------
+
+# A page whose former version is there, and one that is on /dev/full itself, as is what is written before it is renamed.
+SKIP: {
+    skip 'no /dev/full', 7 if !-e '/dev/full';
+    spew("$dir/kept.html", 'before');
+    symlink '/dev/full', "$dir/$_" for 'kept.html.part', 'full.html', 'full.html.part';
+    for my $name ('full', 'kept') {
+        my ($got, $text) = compare('--output', "$dir/$name.html", @good[2 .. 7]);
+        is("$got $text", "1 compare: error: $dir/$name.html cannot be written: No space left on device\n", "$name.html: one line");
+        ok(!-l "$dir/$name.html.part", 'and no part of it is left');
+    }
+    is(slurp("$dir/kept.html"), 'before', 'nor is the former page cut');
+    # What fits into a buffer fails when it is closed, not when it is printed.
+    for my $bytes (9, 99999) {
+        symlink '/dev/full', "$dir/bytes.part";
+        my @warnings;
+        local $SIG{__WARN__} = sub { push @warnings, @_ };
+        my $good = eval { OutputFile::write_file("$dir/bytes", 'x' x $bytes); 1 };
+        is(($good // '') . $@ . "@warnings", "$dir/bytes cannot be written: No space left on device\n", "$bytes bytes: one line");
+    }
 }
 done_testing;

@@ -280,6 +280,17 @@ like($out, qr/^Not a record: all 2 final losses are equal/m, 'equal losses are n
 ($status, $out, $err) = run_script('record', '--records', "$DIR/absent", '--name', 'x', '--what', 'x', @logs);
 ok($status == 1 && $err =~ /\Arecord: error: [^\n]*no such folder[^\n]*\n\z/, 'a missing records folder');
 
+# A full disk: no part of the list is left.
+SKIP: {
+    skip 'no /dev/full', 2 if !-e '/dev/full';
+    mkdir "$DIR/board";
+    symlink '/dev/full', "$DIR/board/$_" for 'leaderboard_1xH200.md', 'leaderboard_1xH200.md.part';
+    my $board = "$DIR/board/leaderboard_1xH200.md";
+    my $made = eval { Record::make_board({track => '1xH200', records => "$DIR/board"}); 1 };
+    is(($made // '') . $@, "$board cannot be written: No space left on device\n", 'a list that cannot be written');
+    ok(!-l "$board.part", 'leaves no part of it');
+}
+
 # The track of one GPU.
 my %fineweb = (
     sha256 => '5b95c8e0966f0861685b307b23dc5ae42b228ef74b28cb499784ae021f201640',

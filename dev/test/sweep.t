@@ -122,6 +122,53 @@ like($words{'ns=polar'}, qr/ --gpus=5,$/, 'the second the other');
 like($words{'ns=turbo'}, qr/ --gpus=[35],$/, 'the third the one that is free first');
 is(join(' ', map { "$_->{ns}:$_->{val_loss}:$_->{step_ms}" } rows("$dir/gpus/table.csv")), 'kj:1.50000:4.50 polar:1.50000:4.50 turbo:1.50000:4.50', 'and the table has them');
 
+# ---- results that are lost, a folder that cannot be written -------------------------------------------------------
+
+# A program in place of the trainer: ns=empty leaves an empty log until it is told to be good, ns=wall makes a folder of the file that
+# sweep will write next, ns=long goes on until it is ended.
+$program = spew("$dir/odd", <<'END');
+#!/usr/bin/env perl
+my ($out, $ns) = map { my $name = $_; map { /^--$name=(.*)/ } @ARGV } qw(out ns);
+mkdir "$out/run$$";
+open my $f, '>', "$out/run$$/x.jsonl";
+if ($ns eq 'wall') { select undef, undef, undef, 0.01 until -e "$out/../ns=long/pid"; mkdir "$out/sweep.json.part" }
+if ($ns eq 'long') {
+    $SIG{TERM} = sub { open my $e, '>', "$out/ended"; exit 3 };
+    open my $p, '>', "$out/pid"; print $p $$; close $p;
+    sleep 60;
+}
+print $f qq({"event":"validation","step":2,"val_loss":1.5,"train_ms":9}\n) if $ns ne 'empty' || -e "$out/../good";
+open my $c, '>', "$out/run$$/step_000002.safetensors";
+END
+chmod 0755, $program;
+my @lost = (qw(--grid ns=empty,kj --out), "$dir/lost", '--', $program);
+my $lost = qr/^sweep: ns=empty: finished, but no validation is in its logs; its result is lost, and a sweep runs it anew$/m;
+($status, $out, $err) = run(sweep(@lost));
+is("$status $err", '1 ', 'a run whose log is empty: status 1');
+like($out, qr/$lost.*^sweep: ns=kj: loss 1\.5000, .*^1 of 2 runs are finished/ms, 'it counts as failed, and the others go on');
+($out) = run_ok('--table of these', sweep('--table', @lost));
+like($out, qr/$lost.*^1 of 2 runs are finished/ms, 'has those that are finished');
+spew("$dir/lost/good", '');
+($out) = run_ok('the next call', sweep(@lost));
+like($out, qr/^sweep: 1 of 2 runs.*^sweep: ns=empty: loss 1\.5000, .*^2 of 2 runs are finished/ms, 'runs it anew');
+is(scalar(() = glob "$dir/lost/unfinished/run*/step_*"), 1, 'in place of going on from its last checkpoint');
+my ($there) = glob "'$dir/lost/ns=empty'/run*";
+spew("$there/00000000-0000-4000-8000-000000000000.jsonl", '');
+($out) = run_ok('an empty log beside that of the run', sweep(@lost));
+like($out, qr/^sweep: 0 of 2 runs.*^2 of 2 runs are finished/ms, 'is passed over');
+spew("$dir/lost/ns=kj/sweep.json", '');
+refuses('an empty sweep.json', 1, qr{ns=kj/sweep\.json: not written by sweep; remove it to run this anew$}, sweep(@lost));
+unlink "$dir/lost/ns=kj/sweep.json";
+run_ok('without it', sweep(@lost));
+
+($status, $out, $err) = run(sweep(qw(--grid ns=wall,long --jobs 2 --out), "$dir/wall", '--', $program));
+is($status, 1, 'a state that cannot be written: status 1');
+like($err, qr{\Asweep: error: \S+/ns=wall/sweep\.json cannot be written: Is a directory\n\z}, 'says so');
+ok(-e "$dir/wall/ns=long/ended", 'and ends the other run first');
+my $alive = kill 0, slurp("$dir/wall/ns=long/pid");
+is(system('flock', '-n', "$dir/wall/lock", 'true') . $alive, '00', 'so that nobody holds the lock');
+kill 'KILL', slurp("$dir/wall/ns=long/pid") if $alive;
+
 # ---- what is refused -------------------------------------------------------------------------------------------
 
 refuses('no command', 2, qr/-- COMMAND is missing/, sweep(qw(--grid seed=1)));

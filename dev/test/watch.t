@@ -61,6 +61,9 @@ utime time - 9, time - 9, $file;
 ok(RunEvents::follow($run), 'another process goes on from step 2');
 is_deeply($run->{training}, {1 => 8, 2 => 7.5, 3 => 6}, 'its steps replace those after the checkpoint');
 is_deeply([$run->{dropped}, $run->{last}{step}, RunEvents::total_steps($run)], [{}, 3, 40], 'and what was wrong with them');
+append('run/11234567-89ab-4def-8123-456789abcdef.jsonl', step(4, 5, 'null'));
+RunEvents::follow($run);
+is_deeply([$run->{training}{4}, $run->{times}{4}, $run->{dropped}], [5, undef, {}], 'a step without a time, as a resumed run has one, lacks nothing');
 append($file, '');
 is_deeply(RunEvents::read_run('run')->{training}, $run->{training}, 'the whole folder gives the same');
 is(RunEvents::label($file), 'run', 'a file that is called by a uuid has the name of its folder');
@@ -99,6 +102,11 @@ unlike(join('', @rows), qr/\e/, 'no colours where there is no terminal');
     ok(!grep({ /^ +[5678] \|/ && /7\.|8/ } @plain), 'and --from leaves the rest out');
     @ENV{qw(COLUMNS LINES)} = (20, 5);
     is(scalar(once('line.jsonl', 'run')), 2, 'a window that is too small has the lines alone');
+    for (['A', 1], ['A~', 2], ['A ~', 3], ['A l~', 4]) {
+        (my $text, $ENV{COLUMNS}) = @$_;
+        my ($status, $out) = finish(start("$ROOT/scripts/watch", '--once', 'line.jsonl'), 20);
+        is("$status $out", "0 $text\n", "a window of $ENV{COLUMNS} columns");
+    }
 }
 spew('diverged.jsonl', $line . step(101, 'null', 50) . qq({"event":"failure","text":"diverged"}\n));
 spew('done.jsonl', $line . step($_, 4, 50, '"mfu":0.4512,')) for 200;
