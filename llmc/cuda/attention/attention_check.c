@@ -404,7 +404,8 @@ bool attention_sm90_agrees(const AttentionPeer *peer, const AttentionCall *base,
     for (c.qk = 8; c.qk <= c.e; c.qk += 8) {
         if (!attention_sm90_takes(c.qk, c.e))
             continue;
-        if (!attention_sm80_prepare(c.qk, c.e, e) || !attention_sm80_prepare_backward(c.qk, c.e, e) ||
+        if (!attention_sm80_prepare(c.qk, c.e, e) ||
+            (peer->with_backward && !attention_sm80_prepare_backward(c.qk, c.e, e)) ||
             !attention_agree(peer, &c, e))
             return false;
     }

@@ -9,7 +9,7 @@
 // traffic a pair of query and key. A launch computes as many heads as the memory for ds takes.
 //
 // What bounds the first is reading operands from shared memory: 16 x 16 of b for two products of 16 x 8 take
-// as long as four. So a warp keeps its 16 rows of k in registers.
+// as long as four. So a warp keeps its 16 rows of k in registers, but for heads wider than 128.
 //
 // ds of a head: for each tile of 64 keys its steps of 32 queries, from the tile's first key on; of a step the
 // four blocks of 16 keys, in each two blocks of 16 queries: 32 x 16 bytes, as lanes take them for the left

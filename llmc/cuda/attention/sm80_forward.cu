@@ -2,8 +2,9 @@
 // as wide as v or narrower (up to 192), any GPU with bf16 tensor cores, the same bits in every run.
 //
 // A block takes 128 queries of one head (64 of heads wider than 128), wherever documents begin and end among
-// them, and walks over the keys that any of them sees, 64 at a time; a warp takes 32 of the queries, so that
-// what it reads of a key serves two blocks of rows, and leaves out keys that none of its own sees. Softmax on
+// them, and walks over the keys that any of them sees, 64 at a time; a warp takes 32 of the queries (16 of
+// the wider heads), so that what it reads of a key serves two blocks of rows, and leaves out keys that none
+// of its own sees. Softmax on
 // the way, after Milakov and Gimelshein's online normaliser: the running maximum and sum of a row stand in
 // for those of the whole, and what was added up is shrunk when the maximum grows. Weights are powers of two
 // of scores scaled by log2(e): the hardware's exponential is one of base 2.

@@ -90,6 +90,20 @@ static __device__ __forceinline__ void load_panel(void *to, const CUtensorMap *m
         tma_load(to, map, full, panel * PANEL, at, row);
 }
 
+// The last d with a.cu[d] <= t, searched by all lanes together.
+template <typename T> static __device__ __forceinline__ int document_of(int t, const T &a)
+{
+    int low = 0, count = a.slots;
+    while (count > 1) {
+        int step = (count + WARP - 1) / WARP, at = (int)(threadIdx.x % WARP) * step;
+        unsigned before = __ballot_sync(0xffffffffu, at < count && a.cu[low + min(at, count - 1)] <= t);
+        int passed = (__popc(before) - 1) * step;
+        low += passed;
+        count = min(step, count - passed);
+    }
+    return low;
+}
+
 } // namespace attention_sm90
 
 #endif

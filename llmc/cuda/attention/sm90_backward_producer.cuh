@@ -114,20 +114,6 @@ using Pipeline = PipelineState<2>;
 
 // ---- producer and tile-scheduler warp ---------------------------------------------------------------------
 
-// The last d with cu[d] <= t, searched by all lanes together.
-static __device__ __forceinline__ int document_of(int t, const Arguments &a)
-{
-    int low = 0, count = a.slots;
-    while (count > 1) {
-        int step = (count + WARP - 1) / WARP, at = (int)(threadIdx.x % WARP) * step;
-        unsigned before = __ballot_sync(0xffffffffu, at < count && a.cu[low + min(at, count - 1)] <= t);
-        int passed = (__popc(before) - 1) * step;
-        low += passed;
-        count = min(step, count - passed);
-    }
-    return low;
-}
-
 // Fills in how many partial sums of dq precede the item's. All tiles of keys that add to a tile of queries,
 // but for the one on the diagonal, end in the document of its first query and are taken from the last to the
 // first. So before the item come those that lie between it and its i-th tile of queries, i / 2 with the one

@@ -86,27 +86,13 @@ using attention_sm90::load_panel;
 
 // ---- tile-scheduler warp ----------------------------------------------------------------------------------
 
-// The last d with cu[d] <= t, searched by all lanes together.
-static __device__ __forceinline__ int document_of(int t, const Arguments &a)
-{
-    int low = 0, count = a.slots;
-    while (count > 1) {
-        int step = (count + WARP - 1) / WARP, at = (int)(threadIdx.x % WARP) * step;
-        unsigned before = __ballot_sync(0xffffffffu, at < count && a.cu[low + min(at, count - 1)] <= t);
-        int passed = (__popc(before) - 1) * step;
-        low += passed;
-        count = min(step, count - passed);
-    }
-    return low;
-}
-
 // Document starts of the tile's queries, every 32nd query per lane. Rows from N on belong to the last
 // document.
 static __device__ __forceinline__ void find_documents(Item *item, int query0, const Arguments &a)
 {
     const int each = QUERIES / WARP;
-    int lane = threadIdx.x % WARP, last = min(query0 + QUERIES, a.N) - 1, document = document_of(query0, a),
-        offset[each] = {};
+    int lane = threadIdx.x % WARP, last = min(query0 + QUERIES, a.N) - 1,
+        document = attention_sm90::document_of(query0, a), offset[each] = {};
     if (lane == 0)
         item->begin = a.cu[document];
     for (bool more = true; more; document += WARP) {

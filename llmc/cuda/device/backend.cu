@@ -24,7 +24,7 @@ void backend_open(int index) { device_open(&device_state, index); }
 
 static void plan_floats(ScratchOp op, size_t floats) { scratch_plan(op, floats * sizeof(float)); }
 
-// What reductions need.
+// What reductions need, and the frequencies of rope.
 static void plan_scratch(const OpSizes *z)
 {
     size_t tokens = (size_t)max_i64(z->tokens, 1), d = (size_t)z->dim, F = (size_t)z->mlp_dim;

@@ -9,14 +9,14 @@ typedef struct {
     int m, n, k;
     int transpose_a, transpose_b; // A stored (k, m), B stored (n, k)
     cudaDataType_t type_a, type_b, type_d;
-    int accumulate;                       // beta
-    int fast_fp8;                         // FP8 sums may stay in the tensor cores' own, narrower accumulator
-    int device_alpha;                     // alpha is read from device memory: of gemm_scaled
-    int batch;                            // 1 or more, `stride_*` elements apart
-    int64_t lda, ldb, ldd;                // elements between rows as stored
-    int64_t stride_a, stride_b, stride_d; // 0: the same matrix for all
+    int accumulate;             // beta
+    int fast_fp8;               // FP8 sums may stay in the tensor cores' own, narrower accumulator
+    int device_alpha;           // alpha is read from device memory: of gemm_scaled
+    int batch;                  // 1 or more, `stride_*` elements apart
+    int64_t lda, ldb, ldd;      // elements between rows as stored
+    int64_t stride_b, stride_d; // 0: the same matrix for all; A is one for all
 } GemmShape;
-static_assert(sizeof(GemmShape) == 12 * sizeof(int) + 6 * sizeof(int64_t), "no padding");
+static_assert(sizeof(GemmShape) == 12 * sizeof(int) + 5 * sizeof(int64_t), "no padding");
 
 // Packed bf16 operands, one matrix.
 GemmShape gemm_shape(int m, int n, int k, bool transpose_a, bool transpose_b, cudaDataType_t type_d,

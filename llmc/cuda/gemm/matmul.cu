@@ -89,8 +89,7 @@ static void describe(Plan *p)
                                                 sizeof pointers));
     p->a = layout(g->type_b, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k, g->ldb, g->batch,
                   g->stride_b);
-    p->b = layout(g->type_a, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m, g->lda, g->batch,
-                  g->stride_a);
+    p->b = layout(g->type_a, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m, g->lda, g->batch, 0);
     p->d = layout(g->type_d, g->n, g->m, g->ldd, g->batch, g->stride_d);
 }
 
@@ -221,8 +220,7 @@ typedef struct {
 static void trial_open(Trial *t, const GemmShape *g)
 {
     size_t rows_a = (size_t)(g->transpose_a ? g->k : g->m), rows_b = (size_t)(g->transpose_b ? g->n : g->k);
-    size_t bytes_a =
-        (rows_a * (size_t)g->lda + (size_t)(g->batch - 1) * (size_t)g->stride_a) * type_bytes(g->type_a);
+    size_t bytes_a = rows_a * (size_t)g->lda * type_bytes(g->type_a);
     size_t bytes_b =
         (rows_b * (size_t)g->ldb + (size_t)(g->batch - 1) * (size_t)g->stride_b) * type_bytes(g->type_b);
     t->bytes_d = ((size_t)g->m * (size_t)g->ldd + (size_t)(g->batch - 1) * (size_t)g->stride_d) *

@@ -371,12 +371,10 @@ void sm90_fp8_codes_reserve(void)
 // work: what the kind reads and writes beside the product.
 static bool launch(const ProductContext *c, CodesKind kind, const Fp8Product *p, CodesWork work)
 {
-    const void *aligned[] = {p->x8, p->w8, work.codes, work.transposed, work.y8, work.y};
     int pairs = p->in / 2;
     int64_t columns = ceil_div(p->out, TILE_N), tiles = ceil_div(p->N, CLUSTER * TILE_M) * columns;
-    for (int i = 0; i < 6; i++)
-        if ((uintptr_t)aligned[i] % 16)
-            return false;
+    if (!on_16_bytes({p->x8, p->w8, work.codes, work.transposed, work.y8, work.y}))
+        return false;
     if (!sm90_tile_clusters() || p->in % 16 || p->out % 8 || tiles > INT32_MAX)
         return false;
     work.tiles.columns = (int)columns;

@@ -25,10 +25,8 @@ static bool launch(const ProductContext *c, Fp8Kernel kernel, const int (&when)[
 {
     GemmWork work = {.fp8 = *fp8, .plane_cols = p->out};
     unsigned blocks;
-    const void *operands[] = {out, p->x8, p->w8, source};
-    for (int i = 0; i < 4; i++)
-        if ((uintptr_t)operands[i] % 16)
-            return false;
+    if (!on_16_bytes({out, p->x8, p->w8, source}))
+        return false;
     int pairs = p->in / 2;
     if (p->in % 16 || !sm90_tile_schedule(&work.tiles, &blocks, p->N, p->out, pairs, c->shared))
         return false; // of p->out eights are enough, as for bf16

@@ -41,10 +41,8 @@ bool sm90_gemm(const ProductContext *c, const Sm90Product *p)
     GemmWork work = {.alpha = p->alpha, .plane_cols = p->cols / p->planes};
     unsigned blocks;
     int N = p->N, depth = p->depth, cols = p->cols;
-    const void *operands[] = {p->out, p->x, p->w, p->source};
-    for (int i = 0; i < 4; i++)
-        if ((uintptr_t)operands[i] % 16)
-            return false;
+    if (!on_16_bytes({p->out, p->x, p->w, p->source}))
+        return false;
     if (p->planes > 1 && (work.plane_cols % TILE_N || p->epilogue != EPILOGUE_STORE))
         return false;
     if (!sm90_tile_schedule(&work.tiles, &blocks, N, cols, depth, c->shared))

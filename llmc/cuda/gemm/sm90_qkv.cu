@@ -430,10 +430,8 @@ static bool launch(Stream s, SharedSms *shared, QkvKernel kernel, const QkvMatri
     static const int when[EVENTS] = {0, 2, 4, 6, 8, 10};
     int N = work->N, d = work->H * HEAD, angles = (work->paired ? 2 : 1) * ANGLES;
     unsigned blocks;
-    const void *operands[] = {m.x, m.w, m.q, m.k, m.raw_v, m.v, m.cos, m.sin};
-    for (const void *p : operands)
-        if ((uintptr_t)p % 16)
-            return false;
+    if (!on_16_bytes({m.x, m.w, m.q, m.k, m.raw_v, m.v, m.cos, m.sin}))
+        return false;
     if (!sm90_tile_schedule(&work->tiles, &blocks, N, (int64_t)PLANES * d, d, shared))
         return false;
     work->first_v = 2 * work->H;

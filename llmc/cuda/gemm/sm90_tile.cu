@@ -53,6 +53,14 @@ bool sm90_tile_schedule(TileSchedule *t, unsigned *blocks, int64_t rows, int64_t
     return true;
 }
 
+bool on_16_bytes(std::initializer_list<const void *> pointers)
+{
+    for (const void *p : pointers)
+        if ((uintptr_t)p % 16)
+            return false;
+    return true;
+}
+
 CUtensorMap tile_map_bf16(const void *base, int planes, int rows, int cols, int box_rows)
 {
     return tensor_map(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, base, planes, rows, cols, cols, box_rows);

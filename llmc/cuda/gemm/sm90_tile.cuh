@@ -22,6 +22,7 @@
 #include "llmc/cuda/sm90/sm90.cuh"
 #include "llmc/cuda/gemm/sm90_gemm.cuh"
 #include <cuda_fp8.h>
+#include <initializer_list>
 
 typedef __nv_bfloat16 Bf16;
 typedef __nv_fp8_e4m3 E4m3;
@@ -82,6 +83,8 @@ bool sm90_tile_schedule(TileSchedule *t, unsigned *blocks, int64_t rows, int64_t
 // Clusters that are resident at the same time; 0: this tile does not run on this path.
 int sm90_tile_clusters(void);
 int sm90_tile_clusters_beside(SharedSms *shared); // that a launch may use, which counts itself off
+// Whether all of them lie on 16 bytes, as TMA wants it. NULL does.
+bool on_16_bytes(std::initializer_list<const void *> pointers);
 // Tensor map of `planes` consecutive bf16 matrices (rows, cols), boxes of PANEL columns and box_rows rows.
 CUtensorMap tile_map_bf16(const void *base, int planes, int rows, int cols, int box_rows);
 // Tensor map of an fp32 matrix (rows, cols), boxes of 32 columns and 64 rows.

@@ -340,15 +340,14 @@ bool sm90_weight_grad(const ProductContext *c, const WeightGrad *g, int count, i
     assert(count >= 1 && count <= WEIGHT_GRADS);
     if (!sm90_weight_grad_takes(g, count, N))
         return false;
+    for (int i = 0; i < count; i++)
+        if (!on_16_bytes({g[i].dw, g[i].a, g[i].b}))
+            return false;
     GradMaps maps;
     GradWork work = {.steps = (int)ceil_div(N, TILE_K),
                      .clusters = sm90_tile_clusters_beside(c->shared),
                      .counters = (Counters *)scratch_of(c->stream, SCRATCH_WEIGHT_GRADS, sizeof(Counters))};
     for (int i = 0; i < count; i++) {
-        const void *operands[] = {g[i].dw, g[i].a, g[i].b};
-        for (int k = 0; k < 3; k++)
-            if ((uintptr_t)operands[k] % 16)
-                return false;
         work.fresh[i] = g[i].fresh;
         work.columns[i] = (int)ceil_div(g[i].n, TILE_N);
         work.tiles += (int)tile_pairs(&g[i]);

@@ -21,19 +21,6 @@ static __device__ __forceinline__ float fp8_value(float x, __nv_fp8_interpretati
     return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, kind)));
 }
 
-// The values of eight e4m3 codes, the first in the lowest byte.
-static __device__ __forceinline__ void unpack_e4m3(uint2 u, float (&f)[8])
-{
-    const uint32_t w[2] = {u.x, u.y};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        __nv_fp8x2_storage_t pair = (__nv_fp8x2_storage_t)(w[i / 2] >> 16 * (i % 2));
-        float2 v = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3)));
-        f[2 * i] = v.x;
-        f[2 * i + 1] = v.y;
-    }
-}
-
 typedef struct {
     uint8_t *plain;      // (rows_padded, cols) = e4m3(x / scale), or NULL
     uint8_t *transposed; // (cols, rows_padded), its transpose, or NULL

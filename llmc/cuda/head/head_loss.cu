@@ -1,9 +1,9 @@
-// Loss and gradient of rows of logits, each read once.
+// Loss and gradient of rows of logits, a CTA a row. z lies in (0, cap), so e^(z - cap) needs no maximum; four
+// elements share one reciprocal.
 //
-// One CTA per row, persistent. The row (100 KB of bf16 for the GPT-2 vocabulary) lies in shared memory,
-// double-buffered by bulk copies. z lies in (0, cap), so e^(z - cap) needs no maximum. Bound:
-// special-function units, not memory: two exponentials an element and pass; four elements share one
-// reciprocal.
+// With bulk copies CTAs are persistent: the row (100 KB of bf16 for the GPT-2 vocabulary) lies in shared
+// memory, double-buffered, and is read once. Bound: special-function units, not memory: two exponentials an
+// element and pass. Without them a row in bf16 is read twice.
 #include "llmc/cuda/head/head_loss.cuh"
 #include "llmc/cuda/sm80/sm80.cuh"
 #include "llmc/cuda/sm90/barrier.cuh"

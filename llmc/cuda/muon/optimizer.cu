@@ -1,5 +1,5 @@
 // Adam, and NorMuon around the orthogonalisation. All bound by memory: 16-byte accesses, every value read and
-// written once.
+// written once; NorMuon reads the orthogonal matrix twice, for its sums of squares and for the update.
 #include "llmc/cuda/device/cuda_common.cuh"
 
 enum {

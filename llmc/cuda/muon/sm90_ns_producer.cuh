@@ -13,7 +13,7 @@ enum {
 // ---- tiles and tasks --------------------------------------------------------------------------------------
 
 // Search state: the next tile lies behind the last one found. Matrices from `first` on, which are processed
-// together; the task; tiles before it. A search from the start would take long, because the tasks lie 700
+// together; the task; tiles before it. A search from the start would take long, because the tasks lie 768
 // bytes apart.
 struct TileSearch {
     int first, task, before;

@@ -1,8 +1,8 @@
 // Heads of the records of 2026 after attention: XSA, which takes the share of a token's own value out of what
 // attention gives, and the gate. Both directions.
 //
-// A thread has VECTORS 16-byte vectors of a head, a power of two of neighbouring lanes a head (of which some
-// idle when its width is no power of two). All sums of a head are made at once.
+// A thread has 16-byte vectors of a head, one forward and VECTORS backward, a power of two of neighbouring
+// lanes a head (of which some idle when its width is no power of two). All sums of a head are made at once.
 // Bytes a token at d = 768, at 4.27 TB/s: forward y, v, out 4608 (18 us for 16384 tokens), backward y, v,
 // dout, dy, dv 7680 (29 us); without alpha 3072 and 4608.
 #include "llmc/cuda/rows/heads.cuh"

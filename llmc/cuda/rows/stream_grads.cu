@@ -541,6 +541,8 @@ void stream_grads(Stream s, const StreamGrad *a, int count, int N, int d)
     bool dx = false;
     for (int i = 0; i < count; i++) {
         assert(a[i].readers <= STREAM_READERS && a[i].norms <= STREAM_NORMS && (a[i].x || a[i].h));
+        for (int k = 0; k < a[i].norms; k++)
+            assert(a[i].norm[k].leads <= STREAM_LEADS);
         assert(!a[i].beside || (a[i].readers && a[i].norms && !a[i].x));
         dx |= a[i].dx != NULL;
     }
