@@ -184,17 +184,20 @@ for (
 
 # ---- a full disk -------------------------------------------------------------------------------------------------------
 
-# A page whose former version is there, and one that is on /dev/full itself, as is what is written before it is renamed.
+# A page whose former version is there, and one that is on /dev/full itself.
 SKIP: {
-    skip 'no /dev/full', 7 if !-e '/dev/full';
+    skip 'no /dev/full', 8 if !-e '/dev/full';
     spew("$dir/kept.html", 'before');
-    symlink '/dev/full', "$dir/$_" for 'kept.html.part', 'full.html', 'full.html.part';
+    symlink '/dev/full', "$dir/$_" for 'kept.html.part', 'full.html';
     for my $name ('full', 'kept') {
         my ($got, $text) = compare('--output', "$dir/$name.html", @good[2 .. 7]);
         is("$got $text", "1 compare: error: $dir/$name.html cannot be written: No space left on device\n", "$name.html: one line");
         ok(!-l "$dir/$name.html.part", 'and no part of it is left');
     }
     is(slurp("$dir/kept.html"), 'before', 'nor is the former page cut');
+    symlink 'kept.html', "$dir/link.html";
+    OutputFile::write_file("$dir/link.html", 'after');
+    is(-l "$dir/link.html" ? slurp("$dir/kept.html") : 'no link', 'after', 'a link stays one');
     # What fits into a buffer fails when it is closed, not when it is printed.
     for my $bytes (9, 99999) {
         symlink '/dev/full', "$dir/bytes.part";
