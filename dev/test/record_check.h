@@ -80,6 +80,60 @@ static bool check_tied(const Record *r, const ParamSpec *p, Error *e)
     return error_set(e, "record %s, %s: cannot be tied to the %s", r->name, p->name, role_names[u->tied_to]);
 }
 
+// Which extents the ops take for a tensor's rows and columns. `times` 0: any number of that size.
+typedef struct {
+    bool any_rows;
+    Extent rows, cols;
+} RoleShape;
+
+static bool extent_fits(Extent given, Extent wanted)
+{
+    return given.of == wanted.of && (wanted.times ? given.times == wanted.times : given.times > 0);
+}
+
+static bool check_shape(const Record *r, const ParamSpec *p, Error *e)
+{
+#define NUMBER \
+    { \
+        0, SIZE_ONE \
+    }
+#define MODEL \
+    { \
+        1, SIZE_MODEL \
+    }
+    static const RoleShape vocabulary = {.rows = {1, SIZE_VOCAB}, .cols = MODEL},
+                           mlp = {.rows = MODEL, .cols = {1, SIZE_MLP}},
+                           inputs = {.any_rows = true, .cols = MODEL},
+                           heads = {.rows = {1, SIZE_HEADS}, .cols = NUMBER},
+                           line = {.rows = {1, SIZE_ONE}, .cols = NUMBER},
+                           numbers = {.rows = NUMBER, .cols = NUMBER},
+                           hidden = {.rows = NUMBER, .cols = MODEL};
+#undef NUMBER
+#undef MODEL
+    static const RoleShape *const shapes[ROLES] = {[ROLE_EMBED] = &vocabulary,
+                                                   [ROLE_SMEAR_GATE] = &line,
+                                                   [ROLE_VALUE_EMBED] = &vocabulary,
+                                                   [ROLE_VALUE_GATE] = &heads,
+                                                   [ROLE_BIGRAM] = &inputs,
+                                                   [ROLE_SIGNS] = &inputs,
+                                                   [ROLE_HEAD] = &vocabulary,
+                                                   [ROLE_SCALARS] = &numbers,
+                                                   [ROLE_QKVO] = &inputs,
+                                                   [ROLE_VO] = &inputs,
+                                                   [ROLE_O] = &inputs,
+                                                   [ROLE_ATTENTION_GATE] = &heads,
+                                                   [ROLE_MLP_UP] = &mlp,
+                                                   [ROLE_MLP_DOWN] = &mlp,
+                                                   [ROLE_GENERATOR_IN] = &hidden,
+                                                   [ROLE_GENERATOR_OUT] = &numbers,
+                                                   [ROLE_GENERATOR_BIAS] = &line};
+    const RoleShape *s = shapes[p->role];
+    if ((s->any_rows ? p->rows.times > 0 : extent_fits(p->rows, s->rows)) && extent_fits(p->cols, s->cols))
+        return true;
+    return error_set(e, "record %s, %s: its rows and cols are not those of the %s, see Role in record.h",
+                     r->name, p->name, role_names[p->role]);
+}
+
 static bool check_row(const Record *r, int row, Error *e)
 {
     const ParamSpec *p = &r->params[row];
@@ -105,8 +159,62 @@ static bool check_row(const Record *r, int row, Error *e)
     if (gate && (p->cols.of != SIZE_ONE || p->cols.times < 1 || p->cols.times > MAX_GATE_INPUTS))
         return error_set(e, "record %s, %s: a gate reads 1 to %d channels", r->name, p->name,
                          MAX_GATE_INPUTS);
-    return check_joined(r, row, e) && check_tied(r, p, e);
+    return check_shape(r, p, e) && check_joined(r, row, e) && check_tied(r, p, e);
 }
+
+// ---- generators -------------------------------------------------------------------------------------------
+
+// The row that has the tensor of this role and number; NULL: no row has it.
+static const ParamSpec *row_of(const Record *r, Role role, int number)
+{
+    for (int i = 0; i < r->num_params; i++) {
+        const ParamSpec *p = &r->params[i];
+        int end = p->first + (p->count ? p->count : 1);
+        if (p->role == role && p->first <= number && number < end)
+            return p;
+    }
+    return NULL;
+}
+
+// The ops read so many rows of a tensor as the generator has columns, whatever the tensor has.
+static bool check_generator(const Record *r, int g, Error *e)
+{
+    const ParamSpec *in = row_of(r, ROLE_GENERATOR_IN, g), *out = row_of(r, ROLE_GENERATOR_OUT, g),
+                    *bias = row_of(r, ROLE_GENERATOR_BIAS, g);
+    int columns = r->generators[g].columns;
+    if (!in || !out || !bias) {
+        Role missing = !in ? ROLE_GENERATOR_IN : !out ? ROLE_GENERATOR_OUT : ROLE_GENERATOR_BIAS;
+        return error_set(e, "record %s, generator %d: no tensor for the %s", r->name, g, role_names[missing]);
+    }
+    if (columns < 1 || columns > GENERATOR_MOST)
+        return error_set(e, "record %s, generator %d: %d columns; 1 to %d", r->name, g, columns,
+                         GENERATOR_MOST);
+    int hidden = in->rows.times;
+    if (hidden < 8 || hidden > GENERATOR_MOST || hidden % 8)
+        return error_set(e, "record %s, %s: %d hidden units of generator %d; a multiple of 8, at most %d",
+                         r->name, in->name, hidden, g, GENERATOR_MOST);
+    if (out->rows.times < columns || out->cols.times != hidden)
+        return error_set(e, "record %s, %s: (%d, %d), but generator %d has %d columns and %d hidden units",
+                         r->name, out->name, out->rows.times, out->cols.times, g, columns, hidden);
+    if (bias->cols.times < columns)
+        return error_set(e, "record %s, %s: %d values, but generator %d has %d columns", r->name, bias->name,
+                         bias->cols.times, g, columns);
+    return true;
+}
+
+static bool check_generators(const Record *r, Error *e)
+{
+    if (r->num_generators > MAX_GENERATORS)
+        return error_set(e, "record %s: %d generators; at most %d", r->name, r->num_generators,
+                         MAX_GENERATORS);
+    for (int g = 0; g < r->num_generators; g++) {
+        if (!check_generator(r, g, e))
+            return false;
+    }
+    return true;
+}
+
+// ---- streams ----------------------------------------------------------------------------------------------
 
 static int below_of(const Record *r, int i) // the layer whose output enters layer i; -1: none
 {
@@ -232,6 +340,6 @@ static bool record_check(const Record *given, Error *e)
         if (!check_layer(r, i, e))
             return false;
     }
-    return check_head(r, e) && check_mlp_scales(r, e) && check_fp8_scales(r, e) &&
+    return check_head(r, e) && check_mlp_scales(r, e) && check_fp8_scales(r, e) && check_generators(r, e) &&
            (record_has_lists(r) ? network_compile(&network, r, e) : check_streams(r, e));
 }

@@ -209,6 +209,7 @@ static void check_networks_2026(void)
 
 static LayerSpec layers[12];
 static ParamSpec params[MAX_PARAM_ROWS];
+static GeneratorSpec generators[MAX_GENERATORS];
 static Record record;
 
 static const char *spoilt = "2025-10-27";
@@ -220,6 +221,10 @@ static void begin(void) // a copy of a good record, to be spoilt
     memcpy(params, record.params, (size_t)record.num_params * sizeof *params);
     record.layers = layers;
     record.params = params;
+    if (record.num_generators) {
+        memcpy(generators, record.generators, (size_t)record.num_generators * sizeof *generators);
+        record.generators = generators;
+    }
 }
 
 static void refused(const char *why)
@@ -230,12 +235,12 @@ static void refused(const char *why)
     begin();
 }
 
-static int gate_row(void)
+static ParamSpec *row_of_role(Role role) // the first
 {
-    int row = 0;
-    while (params[row].role != ROLE_ATTENTION_GATE)
-        row++;
-    return row;
+    ParamSpec *p = params;
+    while (p->role != role)
+        p++;
+    return p;
 }
 
 static void check_refusals(void)
@@ -264,7 +269,7 @@ static void check_refusals(void)
     refused("updated every 2 steps");
     params[1].role = ROLE_EMBED;
     refused("another row has its role");
-    params[gate_row()].cols.times = MAX_GATE_INPUTS + 1;
+    row_of_role(ROLE_ATTENTION_GATE)->cols.times = MAX_GATE_INPUTS + 1;
     refused("a gate reads 1 to 16 channels");
     record.head.cap = 61;
     refused("a cap of at most 60");
@@ -309,6 +314,37 @@ static void check_network_refusals(void)
     refused("reads a stream that is not there yet");
     layers[1].value_embed = 6;
     refused("value embedding 6 is not there");
+}
+
+static void check_generator_refusals(void)
+{
+    row_of_role(ROLE_GENERATOR_OUT)->rows.times = 13;
+    refused("mudd_w2: (13, 64), but generator 0 has 14 columns and 64 hidden units");
+    row_of_role(ROLE_GENERATOR_OUT)->cols.times = 32;
+    refused("mudd_w2: (14, 32), but generator 0");
+    row_of_role(ROLE_GENERATOR_BIAS)[3].cols.times = 40; // of a and b
+    refused("mudd_gate_b2: 40 values, but generator 3 has 41 columns");
+    row_of_role(ROLE_GENERATOR_IN)->rows.times = 72;
+    refused("mudd_w1: 72 hidden units of generator 0; a multiple of 8, at most 64");
+    row_of_role(ROLE_GENERATOR_IN)->rows.times = 60;
+    refused("mudd_w1: 60 hidden units");
+    row_of_role(ROLE_GENERATOR_OUT)->count = 1;
+    refused("generator 1: no tensor for the generator's out");
+    generators[1].columns = 65;
+    refused("generator 1: 65 columns; 1 to 64");
+    record.num_generators = 5;
+    refused("5 generators; at most 4");
+}
+
+static void check_shape_refusals(void)
+{
+    row_of_role(ROLE_MLP_UP)->rows = (Extent){1, SIZE_MLP};
+    row_of_role(ROLE_MLP_UP)->cols = (Extent){1, SIZE_MODEL};
+    refused("mlp_bank: its rows and cols are not those of the MLP up");
+    row_of_role(ROLE_EMBED)->rows.times = 2;
+    refused("embed.weight: its rows and cols are not those of the embedding");
+    row_of_role(ROLE_BIGRAM)->rows.times = 0;
+    refused("bigram_embed.weight: its rows and cols are not those of the bigram table");
 }
 
 // ---- gradients that nodes share ---------------------------------------------------------------------------
@@ -358,6 +394,8 @@ int main(void)
     PART(check_shared_gradients());
     PART(check_refusals());
     PART(check_network_refusals());
+    PART(check_generator_refusals());
+    PART(check_shape_refusals());
     ok(!record_find("2025-10-28") && !record_find(""), "no other names");
     return tap_done();
 }
