@@ -55,6 +55,28 @@ static bool overlap(const ParamSpec *p, const ParamSpec *q)
     return p->role == q->role && p->first < q_end && q->first < p_end;
 }
 
+// The row that has the tensor of this role and number; NULL: no row has it.
+static const ParamSpec *row_of(const Record *r, Role role, int number)
+{
+    for (int i = 0; i < r->num_params; i++) {
+        const ParamSpec *p = &r->params[i];
+        int end = p->first + (p->count ? p->count : 1);
+        if (p->role == role && p->first <= number && number < end)
+            return p;
+    }
+    return NULL;
+}
+
+static int tensors_before(const Record *r, int row) // of the row's role
+{
+    int count = 0;
+    for (int i = 0; i < row; i++) {
+        if (r->params[i].role == r->params[row].role)
+            count += r->params[i].count ? r->params[i].count : 1;
+    }
+    return count;
+}
+
 static bool check_joined(const Record *r, int row, Error *e)
 {
     const ParamSpec *p = &r->params[row], *to = row ? p - 1 : NULL;
@@ -153,6 +175,10 @@ static bool check_row(const Record *r, int row, Error *e)
         return error_set(e, "record %s, %s: updated every %d steps", r->name, p->name, u->every);
     if (p->role == ROLE_SCALARS && u->every != record_row(r, ROLE_SCALARS)->update.every)
         return error_set(e, "record %s, %s: scalars are updated at the same steps", r->name, p->name);
+    if (p->role == ROLE_SCALARS && p->first != tensors_before(r, row))
+        return error_set(
+            e, "record %s, %s: scalars are numbered in the order of their rows, and this row begins with %d",
+            r->name, p->name, p->first);
     if ((p->count || p->first) && of_layers(p))
         return error_set(e, "record %s, %s: has a count of %d", r->name, p->name, p->count);
     bool gate = p->role == ROLE_SMEAR_GATE || p->role == ROLE_ATTENTION_GATE || p->role == ROLE_VALUE_GATE;
@@ -163,18 +189,6 @@ static bool check_row(const Record *r, int row, Error *e)
 }
 
 // ---- generators -------------------------------------------------------------------------------------------
-
-// The row that has the tensor of this role and number; NULL: no row has it.
-static const ParamSpec *row_of(const Record *r, Role role, int number)
-{
-    for (int i = 0; i < r->num_params; i++) {
-        const ParamSpec *p = &r->params[i];
-        int end = p->first + (p->count ? p->count : 1);
-        if (p->role == role && p->first <= number && number < end)
-            return p;
-    }
-    return NULL;
-}
 
 // The ops read so many rows of a tensor as the generator has columns, whatever the tensor has.
 static bool check_generator(const Record *r, int g, Error *e)
@@ -212,6 +226,89 @@ static bool check_generators(const Record *r, Error *e)
             return false;
     }
     return true;
+}
+
+// ---- numbers of scalars -----------------------------------------------------------------------------------
+
+static int scalars_of(const Record *r)
+{
+    int count = 0;
+    for (int i = 0; i < r->num_params; i++) {
+        const ParamSpec *p = &r->params[i];
+        int tensors = p->count ? p->count : 1, matrices = p->matrices.times ? p->matrices.times : 1;
+        if (p->role == ROLE_SCALARS)
+            count += tensors * matrices * p->rows.times * p->cols.times;
+    }
+    return count;
+}
+
+static bool check_scalar(const Record *r, const char *where, const char *what, int scalar, Error *e)
+{
+    int count = scalars_of(r);
+    return (scalar >= 0 && scalar < count) ||
+           error_set(e, "record %s, %s: %s is scalar %d, but the rows of scalars have %d", r->name, where,
+                     what, scalar, count);
+}
+
+static bool check_weight(const Record *r, const char *where, const char *what, Coefficient c, Error *e)
+{
+    char text[64];
+    snprintf(text, sizeof text, "%s, weight.scalar", what);
+    if (c.scalar != NONE && !check_scalar(r, where, text, c.scalar, e))
+        return false;
+    snprintf(text, sizeof text, "%s, weight.gate", what);
+    return c.gate == NONE || check_scalar(r, where, text, c.gate, e);
+}
+
+static bool check_list(const Record *r, const char *where, const char *name, const MixTerm *list, Error *e)
+{
+    char what[40];
+    for (int i = 0; i < record_mix_terms(list); i++) {
+        snprintf(what, sizeof what, "%s[%d]", name, i);
+        if (!check_weight(r, where, what, list[i].weight, e))
+            return false;
+        if (!record_has_lists(r) && (list[i].column || list[i].plus != 0))
+            return error_set(e,
+                             "record %s, %s: %s has a column or plus, which a record without generators, "
+                             "ATTENTION_HEADS and lists behind blocks ignores",
+                             r->name, where, what);
+    }
+    return true;
+}
+
+static bool check_layer_numbers(const Record *r, int i, Error *e)
+{
+    const LayerSpec *l = &r->layers[i];
+    char where[32];
+    snprintf(where, sizeof where, "layer %d", i);
+    if (l->attention == ATTENTION_PLAIN && !(check_scalar(r, where, "v_lambdas", l->v_lambdas, e) &&
+                                             check_scalar(r, where, "v_lambdas + 1", l->v_lambdas + 1, e)))
+        return false;
+    if (l->attention == ATTENTION_HEADS &&
+        !(check_scalar(r, where, "heads.factors", l->heads.factors, e) &&
+          check_scalar(r, where, "heads.factors + 1", l->heads.factors + 1, e) &&
+          check_list(r, where, "heads.extra", l->heads.extra, e)))
+        return false;
+    return check_list(r, where, "mix", l->mix, e) &&
+           check_list(r, where, "after_attention", l->after_attention, e) &&
+           check_list(r, where, "after_mlp", l->after_mlp, e);
+}
+
+// The ops read scalars by these numbers, whatever the rows have.
+static bool check_numbers(const Record *r, Error *e)
+{
+    for (int i = 0; i < r->num_layers; i++) {
+        if (!check_layer_numbers(r, i, e))
+            return false;
+    }
+    for (int g = 0; g < r->num_generators; g++) {
+        char where[32];
+        snprintf(where, sizeof where, "generator %d", g);
+        if (!check_weight(r, where, "scale", r->generators[g].scale, e))
+            return false;
+    }
+    return check_list(r, "output", "output", r->output, e) &&
+           check_scalar(r, "smear", "smear_lambda", r->smear_lambda, e);
 }
 
 // ---- streams ----------------------------------------------------------------------------------------------
@@ -327,7 +424,7 @@ static bool record_check(const Record *given, Error *e)
         return error_set(e, "record %s: %d layers, %d rows; at most %d and %d", r->name, r->num_layers,
                          r->num_params, MAX_LAYERS, MAX_PARAM_ROWS);
     for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) {
-        if (!record_row(r, needed[i]))
+        if (!row_of(r, needed[i], 0))
             return error_set(e, "record %s: no tensor for the %s", r->name, role_names[needed[i]]);
     }
     if (!record_row(r, ROLE_BIGRAM) != !record_row(r, ROLE_SIGNS))
@@ -341,5 +438,6 @@ static bool record_check(const Record *given, Error *e)
             return false;
     }
     return check_head(r, e) && check_mlp_scales(r, e) && check_fp8_scales(r, e) && check_generators(r, e) &&
+           check_numbers(r, e) &&
            (record_has_lists(r) ? network_compile(&network, r, e) : check_streams(r, e));
 }

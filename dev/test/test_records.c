@@ -336,6 +336,41 @@ static void check_generator_refusals(void)
     refused("5 generators; at most 4");
 }
 
+static void check_number_refusals(void)
+{
+    layers[4].heads.factors = 68;
+    refused("layer 4: heads.factors + 1 is scalar 69, but the rows of scalars have 69");
+    layers[6].mix[1].weight.gate = 69;
+    refused("layer 6: mix[1], weight.gate is scalar 69");
+    layers[2].after_attention[1].weight.scalar = 200;
+    refused("layer 2: after_attention[1], weight.scalar is scalar 200");
+    layers[2].after_mlp[0].weight.scalar = -2;
+    refused("layer 2: after_mlp[0], weight.scalar is scalar -2");
+    layers[10].heads.extra[2].weight.scalar = 69;
+    refused("layer 10: heads.extra[2], weight.scalar");
+    row_of_role(ROLE_SCALARS)->first = 4;
+    refused("no tensor for the scalars");
+    row_of_role(ROLE_SCALARS)[1].first = 2;
+    row_of_role(ROLE_SCALARS)[2].first = 1;
+    refused("resid_lambdas: scalars are numbered in the order of their rows, and this row begins with 2");
+    generators[2].scale.scalar = 69;
+    refused("generator 2: scale, weight.scalar is scalar 69");
+    record.output[3].weight.gate = 69;
+    refused("output: output[3], weight.gate");
+    record.smear_lambda = 69;
+    refused("smear: smear_lambda is scalar 69");
+    spoilt = "2025-10-27";
+    begin();
+    layers[11].v_lambdas = 63;
+    refused("layer 11: v_lambdas + 1 is scalar 64, but the rows of scalars have 64");
+    row_of_role(ROLE_SCALARS)->cols.times = 61;
+    refused("output: output[1], weight.scalar is scalar 61, but the rows of scalars have 61");
+    layers[3].mix[1].column = COLUMN(0, 2);
+    refused("layer 3: mix[1] has a column or plus");
+    record.output[1].plus = 1;
+    refused("output: output[1] has a column or plus");
+}
+
 static void check_shape_refusals(void)
 {
     row_of_role(ROLE_MLP_UP)->rows = (Extent){1, SIZE_MLP};
@@ -396,6 +431,7 @@ int main(void)
     PART(check_network_refusals());
     PART(check_generator_refusals());
     PART(check_shape_refusals());
+    PART(check_number_refusals());
     ok(!record_find("2025-10-28") && !record_find(""), "no other names");
     return tap_done();
 }
