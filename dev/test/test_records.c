@@ -2,6 +2,7 @@
 // tables that no op could run are refused with a line.
 #include "dev/test/record_check.h"
 #include "dev/test/tap.h"
+#include "llmc/io/weights.h"
 #include "llmc/run/config.h"
 #include "llmc/records/record.h"
 #include <string.h>
@@ -382,6 +383,87 @@ static void check_shape_refusals(void)
     refused("bigram_embed.weight: its rows and cols are not those of the bigram table");
 }
 
+// ---- places in files --------------------------------------------------------------------------------------
+
+static Params made_out;
+static Config config;
+
+static bool parse(const char *preset, Error *e)
+{
+    char *argv[] = {"test", "--preset", (char *)preset, "--vocab-size", "50257"};
+    return config_parse(&config, 5, argv, e);
+}
+
+static void check_preset(const Record *r)
+{
+    Error e = {""};
+    bool good = parse(r->name, &e);
+    if (good) {
+        params_describe(&made_out, &config);
+        good = weights_check(&made_out, &config, &e);
+    }
+    ok(good, "preset %s can be run and saved%s%s", r->name, good ? "" : ": ", e.text);
+}
+
+// The first parameter of this role, with a row of its own.
+static Param *own_row(Role role)
+{
+    Param *a = made_out.list;
+    while (a->spec->role != role)
+        a++;
+    params[0] = *a->spec;
+    a->spec = &params[0];
+    return a;
+}
+
+static void begin_preset(const char *preset)
+{
+    Error e;
+    if (!parse(preset, &e))
+        fatal(1, "%s", e.text);
+    params_describe(&made_out, &config);
+}
+
+static void file_refused(const char *why)
+{
+    Error e = {""};
+    bool good = weights_check(&made_out, &config, &e);
+    ok(!good && strstr(e.text, why) && strstr(e.text, config.preset), "refused: %s",
+       good ? "nothing" : e.text);
+    begin_preset(config.preset);
+}
+
+static void check_file_refusals(void)
+{
+    begin_preset("2026-07-17");
+    own_row(ROLE_QKVO);
+    params[0].file.shape[0].times = 9; // of 10 layers; that of the last one is the first in memory
+    file_refused("tensor qk_bank (54, 256, 768): matrices 54 to 59, each (256, 768), are not within it");
+    own_row(ROLE_MLP_UP)->file_first = -1;
+    file_refused("tensor mlp_bank (12, 2, 3072, 768): matrices -1 to -1");
+    own_row(ROLE_MLP_UP)->file_first++;
+    file_refused("are those of two tensors");
+    own_row(ROLE_MLP_UP);
+    params[0].file.shape[0].times = 13;
+    file_refused("have a neighbour of another shape");
+    own_row(ROLE_HEAD);
+    params[0].file.transposed = false;
+    params[0].file.shape[1].times = 2;
+    params[0].file.shape[0] = (Extent){700, SIZE_ONE};
+    file_refused("lm_head.weight (700, 100608): matrices 0 to 0, each (50304, 768), do not fill it");
+    own_row(ROLE_HEAD);
+    params[0].file.shape[0] = (Extent){1, SIZE_VOCAB};
+    params[0].file.shape[1] = (Extent){1, SIZE_MODEL};
+    file_refused("are not its last two extents, transposed");
+    begin_preset("2025-10-27");
+    Param *up = own_row(ROLE_MLP_UP);
+    strcpy(up->name, up[1].name);
+    file_refused("are those of two tensors");
+    up = own_row(ROLE_SCALARS);
+    strcpy(up->name, "embed.weight");
+    file_refused("tensor scalars (64): matrices 0 to 0, each (1, 64), have the name of another tensor");
+}
+
 // ---- gradients that nodes share ---------------------------------------------------------------------------
 
 // Behind layers 0 to 9 the MLP's factor is taken with the gradient of the sum before the MLP; layer 5's
@@ -418,6 +500,8 @@ int main(void)
         ok(good && record_find(records[i]->name) == records[i], "record %s is in order%s%s", records[i]->name,
            good ? "" : ": ", good ? "" : e.text);
     }
+    for (int i = 0; records[i]; i++)
+        check_preset(records[i]);
     PART(check_network("2025-10-27", true));
     PART(check_network("2025-11-10", true));
     PART(check_network("2025-11-18", false));
@@ -432,6 +516,7 @@ int main(void)
     PART(check_generator_refusals());
     PART(check_shape_refusals());
     PART(check_number_refusals());
+    PART(check_file_refusals());
     ok(!record_find("2025-10-28") && !record_find(""), "no other names");
     return tap_done();
 }
