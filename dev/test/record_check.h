@@ -156,10 +156,60 @@ static bool check_shape(const Record *r, const ParamSpec *p, Error *e)
                      r->name, p->name, role_names[p->role]);
 }
 
+// The vector of a row's runs goes on through all of its tensors.
+static bool check_init(const Record *r, const ParamSpec *p, Error *e)
+{
+    const InitSpec *init = &p->init;
+    int tensors = p->count ? p->count : 1, matrices = p->matrices.times ? p->matrices.times : 1;
+    int elements = tensors * matrices * p->rows.times * p->cols.times, values = 0;
+    bool fixed = p->rows.of == SIZE_ONE && p->cols.of == SIZE_ONE && p->matrices.of == SIZE_ONE;
+    if ((init->kind == INIT_SIGNS) != (p->storage == STORE_SIGNS))
+        return error_set(e, "record %s, %s: INIT_SIGNS is for STORE_SIGNS only", r->name, p->name);
+    if (init->matrices < 0 || (p->matrices.of == SIZE_ONE && init->matrices > matrices))
+        return error_set(e, "record %s, %s: init draws %d matrices of %d", r->name, p->name, init->matrices,
+                         matrices);
+    if (init->kind != INIT_RUNS)
+        return true;
+    if (!init->runs)
+        return error_set(e, "record %s, %s: INIT_RUNS without runs", r->name, p->name);
+    for (const InitRun *run = init->runs; run->repeat; run++) {
+        if (run->repeat < 0 || run->width < 1 || run->width > 2)
+            return error_set(e, "record %s, %s: a run of %d times %d values; 1 or 2 values", r->name, p->name,
+                             run->repeat, run->width);
+        values += run->repeat * run->width;
+    }
+    return !fixed || of_layers(p) || values == elements ||
+           error_set(e, "record %s, %s: its runs have %d values, but its tensors %d", r->name, p->name,
+                     values, elements);
+}
+
+static bool check_file(const Record *r, const ParamSpec *p, Error *e)
+{
+    int dims = p->file.dims;
+    if (dims < NO_DIMS || dims > FILE_DIMS)
+        return error_set(e, "record %s, %s: a file's tensor of %d dimensions; at most %d", r->name, p->name,
+                         dims, FILE_DIMS);
+    if (p->file.least && dims != 1)
+        return error_set(e, "record %s, %s: file.least is for tensors of one dimension", r->name, p->name);
+    return true;
+}
+
+// The one thing that is put into a name is a number.
+static bool check_name(const Record *r, int row, Error *e)
+{
+    const char *name = r->params[row].name, *number = name ? strchr(name, '%') : NULL;
+    if (!name || !*name)
+        return error_set(e, "record %s, row %d: no name", r->name, row);
+    return !number || (number[1] == 'd' && !strchr(number + 1, '%')) ||
+           error_set(e, "record %s, %s: a name has one %%d or none", r->name, name);
+}
+
 static bool check_row(const Record *r, int row, Error *e)
 {
     const ParamSpec *p = &r->params[row];
     const UpdateSpec *u = &p->update;
+    if (!check_name(r, row, e))
+        return false;
     for (int i = 0; i < row; i++) {
         if (overlap(&r->params[i], p))
             return error_set(e, "record %s, %s: another row has its role", r->name, p->name);
@@ -185,7 +235,8 @@ static bool check_row(const Record *r, int row, Error *e)
     if (gate && (p->cols.of != SIZE_ONE || p->cols.times < 1 || p->cols.times > MAX_GATE_INPUTS))
         return error_set(e, "record %s, %s: a gate reads 1 to %d channels", r->name, p->name,
                          MAX_GATE_INPUTS);
-    return check_shape(r, p, e) && check_joined(r, row, e) && check_tied(r, p, e);
+    return check_shape(r, p, e) && check_init(r, p, e) && check_file(r, p, e) && check_joined(r, row, e) &&
+           check_tied(r, p, e);
 }
 
 // ---- generators -------------------------------------------------------------------------------------------
@@ -414,11 +465,29 @@ static bool check_fp8_scales(const Record *r, Error *e)
                      r->name);
 }
 
+// What a record holds beside its network.
+static bool check_given(const Record *r, Error *e)
+{
+    if (!r->name || !*r->name)
+        return error_set(e, "a record with %d layers has no name", r->num_layers);
+    if (!r->layers && !r->based_on)
+        return error_set(e, "record %s: neither layers nor based_on", r->name);
+    if (!r->layers && (r->num_layers || r->params || r->num_params || r->generators || r->num_generators ||
+                       r->heads || r->dc_keys || r->smear_lambda || record_mix_terms(r->output)))
+        return error_set(e, "record %s: tables of a network without layers, which are ignored", r->name);
+    if (!r->stages != !r->num_stages || r->num_stages < 0 || r->num_stages > MAX_WINDOWS + 1)
+        return error_set(e, "record %s: stages and num_stages belong together, 1 to %d, but num_stages is %d",
+                         r->name, MAX_WINDOWS + 1, r->num_stages);
+    return true;
+}
+
 // Whether the tables are consistent and within what the ops can do.
 static bool record_check(const Record *given, Error *e)
 {
     static Network network; // not looked at
     static const Role needed[] = {ROLE_EMBED, ROLE_SMEAR_GATE, ROLE_HEAD, ROLE_SCALARS};
+    if (!check_given(given, e))
+        return false;
     const Record *r = record_network(given);
     if (r->num_layers < 1 || r->num_layers > MAX_LAYERS || r->num_params > MAX_PARAM_ROWS)
         return error_set(e, "record %s: %d layers, %d rows; at most %d and %d", r->name, r->num_layers,
