@@ -3,6 +3,7 @@
 #include "dev/test/record_check.h"
 #include "dev/test/tap.h"
 #include "llmc/io/weights.h"
+#include "llmc/run/config_internal.h"
 
 // ---- tables that are refused ------------------------------------------------------------------------------
 
@@ -308,4 +309,51 @@ static void check_file_refusals(void)
     up = own_row(ROLE_SCALARS);
     strcpy(up->name, "embed.weight");
     file_refused("tensor scalars (64): matrices 0 to 0, each (1, 64), have the name of another tensor");
+}
+
+// ---- presets ----------------------------------------------------------------------------------------------
+
+static void preset_refused(const Record *r, const char *why)
+{
+    Config c;
+    Error e = {""};
+    bool good = !config_parse(&c, 1, (char *[]){"test"}, &e) || config_apply_record(&c, r, &e);
+    ok(!good && !strncmp(e.text, why, strlen(why)), "refused: %s", good ? "nothing" : e.text);
+}
+
+static void check_preset_refusals(void)
+{
+    static const StageSpec stages[] = {{.window = 3}, {.window = 7}};
+    static const Field unknown[] = {{"num-heads", "6"}, {"nothing", "6"}, {NULL, NULL}},
+                       bad[] = {{"model-dim", "wide"}, {NULL, NULL}};
+    Record r = {.name = "own", .based_on = record_find("tiny"), .fields = unknown};
+    preset_refused(&r, "preset own: ");
+    preset_refused(&(Record){.name = "above", .based_on = &r}, "preset own: ");
+    r.fields = bad;
+    preset_refused(&r, "preset own: ");
+    r.fields = NULL;
+    r.stages = stages;
+    preset_refused(&r, "preset own: stages and num_stages belong together");
+
+    Config alone;
+    Error e = {""}, other = {"--val-tokens 3: another error"};
+    bool good = config_parse(&alone, 3, (char *[]){"test", "--preset", "toy"}, &e);
+    alone.window_schedule = "0,2";
+    good = good && !config_check(&alone, &e) && !strncmp(e.text, "--window-schedule", 17);
+    config_error_of(&alone, &e);
+    config_error_of(&alone, &other);
+    ok(good && !strncmp(e.text, "preset toy: --window-schedule", 29) &&
+           !strncmp(other.text, "--val-tokens", 12),
+       "an error of the preset's own stages names it, one of an option does not: %s", e.text);
+
+    // Its name is not in the list of records, so that its stages cannot be printed.
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    r.num_stages = 2;
+    config_print_preset(f, &r);
+    fclose(f);
+    ok(strstr(text, "  own ") == text && strstr(text, "cannot be run: --preset: there is no preset 'own'"),
+       "--help goes on behind a preset that cannot be run");
+    free(text);
 }

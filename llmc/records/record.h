@@ -250,7 +250,7 @@ typedef struct Record {
     const char *name;
     const struct Record *based_on; // its fields come first
     const char *note;              // of --help; NULL: none
-    const Field *fields;           // ends with a NULL; options that the preset sets
+    const Field *fields;           // options that the preset sets; ends with a NULL. NULL: none
     const StageSpec *stages;       // NULL: those of based_on
     int num_stages;
     // The network. layers NULL: that of based_on.

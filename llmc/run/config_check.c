@@ -192,13 +192,29 @@ static bool check_newton_schulz(const Config *c, Error *e)
     return true;
 }
 
-bool config_check(const Config *c, Error *e)
+static bool check_all(const Config *c, Error *e)
 {
     if (!record_find(c->network))
         return preset_missing("network", c->network, e);
     return check_vector(c, e) && check_sizes(c, e) && check_fp8(c, e) && check_steps(c, e) &&
            check_windows(c, e) && schedule_check(c, e) && config_check_launches(c, e) &&
            check_newton_schulz(c, e);
+}
+
+bool config_error_of(const Config *alone, Error *e)
+{
+    Error own;
+    return !check_all(alone, &own) && !strcmp(own.text, e->text) && preset_error(alone->preset, e);
+}
+
+bool config_check(const Config *c, Error *e)
+{
+    Config alone;
+    Error ignored;
+    char *argv[] = {"", "--preset", (char *)c->preset};
+    if (check_all(c, e))
+        return true;
+    return config_read(&alone, 3, argv, NULL, NULL, &ignored) && config_error_of(&alone, e);
 }
 
 bool config_backend_check(const Config *c, Error *e)
