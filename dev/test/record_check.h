@@ -386,8 +386,8 @@ static bool check_streams(const Record *r, Error *e)
         for (int k = 1; k < terms; k++) {
             int stream = mix[k].stream == EMBEDDED ? r->num_layers : mix[k].stream;
             if (stream < 0 || (stream >= i && stream != r->num_layers))
-                return error_set(e, "record %s, layer %d: mixes in stream %d, which is not there yet",
-                                 r->name, i, stream);
+                return error_set(e, "record %s, layer %d: mixes in %s, which is not there yet", r->name, i,
+                                 record_stream_name(mix[k].stream).text);
             if (stream == below_of(r, i) && (k == 1 || i == r->num_layers))
                 return error_set(
                     e, "record %s, layer %d: mixes in the layer below it, which the running stream is",

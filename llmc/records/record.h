@@ -287,6 +287,11 @@ bool record_has_paired(const Record *r);                         // heads in som
 bool record_scales_are_state(const Config *c);
 // Whether a position's output depends on documents before its own, further than on their last tokens.
 bool record_crosses_documents(const Record *r);
+// A stream as tables name it, for messages: IN(3), or a layer's number.
+typedef struct {
+    char text[32];
+} StreamName;
+StreamName record_stream_name(int stream);
 // Counts the terms of a list.
 int record_mix_terms(const MixTerm *mix);
 // Whether a layer has more than a mix at its entrance and ATTENTION_PLAIN: llmc/model/network.h is for these.
