@@ -264,15 +264,16 @@ static bool parse(const char *preset, Error *e)
     return config_parse(&config, 5, argv, e);
 }
 
-static void check_preset(const Record *r)
+static bool check_preset(const Record *r)
 {
     Error e = {""};
-    bool good = parse(r->name, &e);
+    bool good = record_find(r->name) == r ? parse(r->name, &e) : error_set(&e, "two records have this name");
     if (good) {
         params_describe(&made_out, &config);
         good = weights_check(&made_out, &config, &e);
     }
     ok(good, "preset %s can be run and saved%s%s", r->name, good ? "" : ": ", e.text);
+    return good;
 }
 
 // The first parameter of this role, with a row of its own.
@@ -368,6 +369,14 @@ static void check_preset_refusals(void)
     ok(good && !strncmp(e.text, "preset toy: --window-schedule", 29) &&
            !strncmp(other.text, "--val-tokens", 12),
        "an error of the preset's own stages names it, one of an option does not: %s", e.text);
+
+    good = config_parse(&alone, 3, (char *[]){"test", "--preset", "toy"}, &e);
+    alone.num_heads = 0;
+    good = good && !config_check(&alone, &e) && strstr(e.text, "--num-heads: neither preset toy nor");
+    alone.num_heads = 3;
+    alone.window_schedule = NULL;
+    good = good && !config_check(&alone, &e) && strstr(e.text, "--window-schedule: neither preset toy");
+    ok(good, "what no record sets is named: %s", e.text);
 
     // Its name is not in the list of records, so that its stages cannot be printed.
     char *text = NULL;

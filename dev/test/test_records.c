@@ -229,18 +229,23 @@ static void check_shared_gradients(void)
        factors, sums);
 }
 
-int main(void)
+static bool check_tables(const Record *r)
 {
     Error e;
-    for (int i = 0; records[i]; i++) {
-        const Record *r = records[i];
-        bool good = record_check(r, &e);
-        if (good && record_find(r->name) != r)
-            good = error_set(&e, "two records have this name");
-        ok(good, "record %s is in order%s%s", r->name ? r->name : "", good ? "" : ": ", good ? "" : e.text);
-        if (good)
-            check_preset(r);
-    }
+    bool good = record_check(r, &e);
+    ok(good, "record %s is in order%s%s", r->name ? r->name : "", good ? "" : ": ", good ? "" : e.text);
+    return good;
+}
+
+int main(void)
+{
+    bool good = true;
+    for (int i = 0; records[i]; i++)
+        good = check_tables(records[i]) && good;
+    for (int i = 0; records[i] && good; i++)
+        good = check_preset(records[i]) && good;
+    if (!good) // the others look records up and compile them
+        return tap_done();
     PART(check_network("2025-10-27", true));
     PART(check_network("2025-11-10", true));
     PART(check_network("2025-11-18", false));

@@ -192,8 +192,25 @@ static bool check_newton_schulz(const Config *c, Error *e)
     return true;
 }
 
+// Options without a default are those that presets set: a record that is based on none sets all of them.
+static bool check_set(const Config *c, Error *e)
+{
+    for (const Option *o = config_options; o->name; o++) {
+        const char *at = (const char *)c + o->offset;
+        bool missing = (o->type == OPT_INT && *(const int *)at < o->low) ||
+                       (o->type == OPT_FLOAT && *(const double *)at < o->low) ||
+                       (o->type == OPT_TEXT && !*(char *const *)at);
+        if (missing && !o->standard && o->shapes_model)
+            return error_set(e, "--%s: neither preset %s nor a record that it is based on sets it", o->name,
+                             c->preset);
+    }
+    return true;
+}
+
 static bool check_all(const Config *c, Error *e)
 {
+    if (!check_set(c, e))
+        return false;
     if (!record_find(c->network))
         return preset_missing("network", c->network, e);
     return check_vector(c, e) && check_sizes(c, e) && check_fp8(c, e) && check_steps(c, e) &&
