@@ -239,6 +239,37 @@ static bool check_row(const Record *r, int row, Error *e)
            check_tied(r, p, e);
 }
 
+// ---- attention --------------------------------------------------------------------------------------------
+
+// How often (d, d) is in a tensor of this role; 0: there is none, or its rows are not of that size.
+static int squares(const Record *r, Role role)
+{
+    const ParamSpec *p = record_row(r, role);
+    if (!p || p->rows.of != SIZE_MODEL || p->matrices.of != SIZE_ONE)
+        return 0;
+    return p->rows.times * (p->matrices.times ? p->matrices.times : 1);
+}
+
+// The ops take Wq, Wk, Wv and Wo as one piece of memory: plain attention (d, d) of each, heads Wq and Wk as
+// narrow as their row says.
+static bool check_attention(const Record *r, Error *e)
+{
+    const ParamSpec *qkvo = record_row(r, ROLE_QKVO), *vo = record_row(r, ROLE_VO),
+                    *o = record_row(r, ROLE_O);
+    int whole = squares(r, ROLE_QKVO), parts = squares(r, ROLE_VO) + squares(r, ROLE_O);
+    if (!qkvo)
+        return true;
+    if ((vo && (vo != qkvo + 1 || !vo->joined)) || (o && (!vo || o != vo + 1 || !o->joined)))
+        return error_set(e, "record %s, %s: the rows of the vo and o follow it, joined", r->name, qkvo->name);
+    if (vo && parts != 2)
+        return error_set(e, "record %s, %s: Wv and Wo are %d times (d, d); 2", r->name, vo->name, parts);
+    bool plain = record_has_attention(r, ATTENTION_PLAIN);
+    if (plain ? whole + parts != 4 : !vo && whole && whole < 3)
+        return error_set(e, "record %s, %s: Wq, Wk, Wv and Wo are %d times (d, d); 4", r->name, qkvo->name,
+                         whole + parts);
+    return true;
+}
+
 // ---- generators -------------------------------------------------------------------------------------------
 
 // The ops read so many rows of a tensor as the generator has columns, whatever the tensor has.
@@ -506,7 +537,7 @@ static bool record_check(const Record *given, Error *e)
         if (!check_layer(r, i, e))
             return false;
     }
-    return check_head(r, e) && check_mlp_scales(r, e) && check_fp8_scales(r, e) && check_generators(r, e) &&
-           check_numbers(r, e) &&
+    return check_head(r, e) && check_mlp_scales(r, e) && check_fp8_scales(r, e) && check_attention(r, e) &&
+           check_generators(r, e) && check_numbers(r, e) &&
            (record_has_lists(r) ? network_compile(&network, r, e) : check_streams(r, e));
 }

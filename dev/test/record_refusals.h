@@ -242,6 +242,18 @@ static void check_record_refusals(void)
     begin();
 }
 
+static void check_attention_refusals(void)
+{
+    row_of_role(ROLE_QKVO)->matrices.times = 3;
+    refused("blocks.%d.attn.qkvo_w: Wq, Wk, Wv and Wo are 3 times (d, d); 4");
+    spoilt = "2026-07-17";
+    begin();
+    row_of_role(ROLE_VO)->joined = false;
+    refused("qk_bank: the rows of the vo and o follow it, joined");
+    row_of_role(ROLE_VO)->matrices.times = 1;
+    refused("vo_bank: Wv and Wo are 1 times (d, d); 2");
+}
+
 static void check_shape_refusals(void)
 {
     row_of_role(ROLE_MLP_UP)->rows = (Extent){1, SIZE_MLP};

@@ -256,6 +256,7 @@ int main(void)
     PART(check_networks_2026());
     PART(check_shared_gradients());
     PART(check_refusals());
+    PART(check_attention_refusals());
     PART(check_network_refusals());
     PART(check_generator_refusals());
     PART(check_shape_refusals());
