@@ -357,6 +357,21 @@ static void preset_refused(const Record *r, const char *why)
     ok(!good && !strncmp(e.text, why, strlen(why)), "refused: %s", good ? "nothing" : e.text);
 }
 
+// As many stages as there may be, with long texts.
+static void check_long_columns(void)
+{
+    static StageSpec stages[MAX_WINDOWS + 1];
+    static const char targets[] = "1:0.50000000:0.25000000-0.00000001";
+    const Record r = {.name = "own", .based_on = record_find("tiny"), .stages = stages, .num_stages = 65};
+    Config c;
+    Error e = {""};
+    for (int i = 0; i < r.num_stages; i++)
+        stages[i] = (StageSpec){.window = 1, .targets = targets};
+    bool good = config_parse(&c, 1, (char *[]){"test"}, &e) && config_apply_record(&c, &r, &e);
+    ok(good && strlen(c.stage_targets) == (size_t)r.num_stages * sizeof targets - 1,
+       "a column of %d long texts is whole%s", r.num_stages, e.text);
+}
+
 static void check_preset_refusals(void)
 {
     static const StageSpec stages[] = {{.window = 3}, {.window = 7}};

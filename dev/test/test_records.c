@@ -265,6 +265,7 @@ int main(void)
     PART(check_number_refusals());
     PART(check_file_refusals());
     PART(check_preset_refusals());
+    PART(check_long_columns());
     ok(!record_find("2025-10-28") && !record_find(""), "no other names");
     return tap_done();
 }
