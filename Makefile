@@ -338,7 +338,7 @@ TEST_GPU := $(filter %_gpu gpu/%,$(TEST))
 check: needed
 	@$(if $(TEST_PROGRAM)$(TEST_SCRIPT),true,echo 'make check: no test "$(T)": T=test_ops, T=train.t, T=gpu/cpu.t (a file of dev/test)' >&2; exit 2)
 	@$(if $(and $(TEST_GPU),$(if $(NVCC),,no)),echo "make check: $(T) needs the CUDA toolkit: no nvcc here" >&2; exit 1,true)
-	@$(MAKE) $(SUBMAKE) $(or $(TEST_PROGRAM),programs $(EXACT)/train_gpt_cpu $(CPU)/logits $(EXACT)/logits) $(if $(TEST_GPU),$(REF)) $(if $(and $(TEST_GPU),$(TEST_SCRIPT)),test-gpu-programs) $(if $(NVCC),$(if $(filter no_gpu.t,$(TEST)),train_gpt $(STAND_IN)) $(if $(filter emulated.t,$(TEST)),$(EMULATED_PROGRAMS)))
+	@$(MAKE) $(SUBMAKE) $(or $(TEST_PROGRAM),programs $(EXACT)/train_gpt_cpu $(CPU)/manual $(CPU)/logits $(EXACT)/logits) $(if $(TEST_GPU),$(REF)) $(if $(and $(TEST_GPU),$(TEST_SCRIPT)),test-gpu-programs) $(if $(NVCC),$(if $(filter no_gpu.t,$(TEST)),train_gpt $(STAND_IN)) $(if $(filter emulated.t,$(TEST)),$(EMULATED_PROGRAMS)))
 	@BUILD=$(if $(TEST_GPU),$(CUDA),$(CPU)) TEST_FILTER='$(FILTER)' dev/test/run one $(TEST_PROGRAM)$(TEST_SCRIPT) $(ARGS)
 
 CLANG := clang

@@ -85,7 +85,10 @@ sub completed {
 }
 is(completed('--'), join(' ', map {"--$_"} @options), 'every option');
 is(completed('--ns-t'), '--ns-tuples', 'one that begins so');
-is(completed('--preset', 'tiny-'), 'tiny-2026', 'a preset');
+my ($presets) = $text =~ /^Presets, .*?\n(.*?)^\n/ms;
+my @names = $presets =~ /^  (\S+)/mg;
+is(completed('--preset', 'tiny-'), join(' ', grep { /^tiny-/ } @names), 'presets');
+cmp_ok(scalar(grep { $_ eq 'tiny-2026' } @names), '==', 1, 'which --help names');
 is(completed('--ns', 'tur'), 'turbo turbo-gram', 'a choice');
 is(completed('--ns', '=', 'tur'), 'turbo turbo-gram', 'with =, which is a word of its own there');
 is(completed('--ns', '='), 'kj you polar gram turbo turbo-gram', 'all choices');

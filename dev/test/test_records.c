@@ -1,10 +1,6 @@
 // The records' tables: the networks layer by layer, written again from the definition of the presets; and
 // tables that no op could run are refused with a line.
-#include "dev/test/record_check.h"
-#include "dev/test/tap.h"
-#include "llmc/run/config.h"
-#include "llmc/records/record.h"
-#include <string.h>
+#include "dev/test/record_refusals.h"
 
 // ---- the networks -----------------------------------------------------------------------------------------
 
@@ -205,112 +201,6 @@ static void check_networks_2026(void)
        "2026-08-06 has the network of 2026-08-03");
 }
 
-// ---- tables that are refused ------------------------------------------------------------------------------
-
-static LayerSpec layers[12];
-static ParamSpec params[MAX_PARAM_ROWS];
-static Record record;
-
-static const char *spoilt = "2025-10-27";
-
-static void begin(void) // a copy of a good record, to be spoilt
-{
-    record = *record_network(record_find(spoilt));
-    memcpy(layers, record.layers, (size_t)record.num_layers * sizeof *layers);
-    memcpy(params, record.params, (size_t)record.num_params * sizeof *params);
-    record.layers = layers;
-    record.params = params;
-}
-
-static void refused(const char *why)
-{
-    Error e = {""};
-    bool good = record_check(&record, &e);
-    ok(!good && strstr(e.text, why) && strstr(e.text, spoilt), "refused: %s", good ? "nothing" : e.text);
-    begin();
-}
-
-static int gate_row(void)
-{
-    int row = 0;
-    while (params[row].role != ROLE_ATTENTION_GATE)
-        row++;
-    return row;
-}
-
-static void check_refusals(void)
-{
-    begin();
-    layers[3].mix[1].stream = 7;
-    refused("not there yet");
-    layers[5].mix[2] = layers[6].mix[2]; // two readers, both third
-    layers[5].mix[2].stream = 1;
-    refused("and in another one");
-    layers[9].mix[1].stream = 8;
-    refused("which the running stream is");
-    layers[6].mix[2].stream = 0;
-    refused("which is empty");
-    layers[3].mix[0].stream = EMBEDDED;
-    refused("the running stream and others");
-    layers[3].value_embed = 4;
-    refused("value embedding 4");
-    layers[0] = (LayerSpec){.mix = {{RUNNING, {1, NONE, NONE}}, {EMBEDDED, {1, NONE, NONE}}}};
-    refused("a mix without a block");
-    params[0].update.kind = NORMUON;
-    refused("embed.weight: no optimizer");
-    params[3].sharding = SHARD_ROWS;
-    refused("blocks.%d.mlp.c_proj: no optimizer");
-    params[4].update.every = 2;
-    refused("updated every 2 steps");
-    params[1].role = ROLE_EMBED;
-    refused("another row has its role");
-    params[gate_row()].cols.times = MAX_GATE_INPUTS + 1;
-    refused("a gate reads 1 to 16 channels");
-    record.head.cap = 61;
-    refused("a cap of at most 60");
-    record.head.range_w = 0;
-    refused("ranges 0, 0, 1 of the FP8 head");
-    record.fp8 = (Fp8Scales){.headroom = 0.9};
-    refused("a headroom of at least 1");
-    record.mlp_scales = (MlpScales){.post = 1.8, .down = 1.12, .up_alone = true};
-    refused("none of them with MLP up alone in FP8");
-    record.fp8 = (Fp8Scales){.headroom = 1.25, .qkv_input = 1, .qkv_gradient = 1};
-    record.mlp_scales.up_alone = true;
-    refused("none of the forward's beside them");
-    record.num_params--; // the scalars
-    refused("no tensor for the scalars");
-    record.num_layers = MAX_LAYERS + 1;
-    refused("layers");
-}
-
-static void check_network_refusals(void)
-{
-    spoilt = "2026-07-17";
-    begin();
-    layers[2].heads.input = 5;
-    refused("layer 2: a block reads a stream that is not there");
-    layers[6].mix[1].stream = 8;
-    refused("layer 6: reads a stream that is not there yet: 8");
-    layers[5].after_attention[2].column = layers[4].after_attention[2].column;
-    refused("layer 5: reads a column that somebody else reads: 18");
-    layers[1].after_attention[2].column = layers[4].after_attention[2].column;
-    refused("layer 1: a column that is not there yet, of generator 3");
-    layers[3].heads.gate = 0;
-    refused("nobody reads a column, of generator 2");
-    layers[0].heads.xsa = COLUMN(2, 0);
-    refused("paired heads have no offset, XSA or gate");
-    layers[10].heads.dc_factors = 0;
-    refused("DC needs both columns");
-    layers[1].attention = ATTENTION_PLAIN;
-    refused("layer 1: no tensor for its gate");
-    record.output[4].column = 0;
-    refused("rows of a table take a column");
-    record.output[4].stream = ROWS(5);
-    refused("reads a stream that is not there yet");
-    layers[1].value_embed = 6;
-    refused("value embedding 6 is not there");
-}
-
 // ---- gradients that nodes share ---------------------------------------------------------------------------
 
 // Behind layers 0 to 9 the MLP's factor is taken with the gradient of the sum before the MLP; layer 5's
@@ -339,14 +229,23 @@ static void check_shared_gradients(void)
        factors, sums);
 }
 
-int main(void)
+static bool check_tables(const Record *r)
 {
     Error e;
-    for (int i = 0; records[i]; i++) {
-        bool good = record_check(records[i], &e);
-        ok(good && record_find(records[i]->name) == records[i], "record %s is in order%s%s", records[i]->name,
-           good ? "" : ": ", good ? "" : e.text);
-    }
+    bool good = record_check(r, &e);
+    ok(good, "record %s is in order%s%s", r->name ? r->name : "", good ? "" : ": ", good ? "" : e.text);
+    return good;
+}
+
+int main(void)
+{
+    bool good = true;
+    for (int i = 0; records[i]; i++)
+        good = check_tables(records[i]) && good;
+    for (int i = 0; records[i] && good; i++)
+        good = check_preset(records[i]) && good;
+    if (!good) // the others look records up and compile them
+        return tap_done();
     PART(check_network("2025-10-27", true));
     PART(check_network("2025-11-10", true));
     PART(check_network("2025-11-18", false));
@@ -357,7 +256,16 @@ int main(void)
     PART(check_networks_2026());
     PART(check_shared_gradients());
     PART(check_refusals());
+    PART(check_attention_refusals());
     PART(check_network_refusals());
+    PART(check_generator_refusals());
+    PART(check_shape_refusals());
+    PART(check_row_refusals());
+    PART(check_record_refusals());
+    PART(check_number_refusals());
+    PART(check_file_refusals());
+    PART(check_preset_refusals());
+    PART(check_long_columns());
     ok(!record_find("2025-10-28") && !record_find(""), "no other names");
     return tap_done();
 }

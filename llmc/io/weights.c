@@ -62,6 +62,66 @@ static const Param *param_at(const Params *p, const Config *c, const FileTensor 
     return NULL;
 }
 
+// ---- what a table may say ---------------------------------------------------------------------------------
+
+static bool no_place(const Config *c, const FileTensor *t, const Param *a, const char *why, Error *e)
+{
+    char text[96];
+    int n = 0;
+    for (int i = 0; i < t->ndim && n < (int)sizeof text - 24; i++)
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s%lld", i ? ", " : "", (long long)t->shape[i]);
+    if (!t->ndim)
+        snprintf(text, sizeof text, "a number");
+    return error_set(
+        e,
+        "preset %s, tensor %s (%s): matrices %lld to %lld, each (%lld, %lld), %s; see FileSpec in "
+        "llmc/records/record.h",
+        c->preset, t->name, text, (long long)a->file_first, (long long)(a->file_first + a->matrices - 1),
+        (long long)a->rows, (long long)a->cols, why);
+}
+
+static bool has_place(const Config *c, const Param *a, Error *e)
+{
+    const FileSpec *f = &a->spec->file;
+    FileTensor t = weights_tensor(c, a);
+    int64_t elements = 1;
+    for (int i = 0; i < t.ndim && !f->least; i++)
+        elements *= t.shape[i];
+    bool turned = t.ndim < 2 || !f->dims || !f->transposed ||
+                  (t.shape[t.ndim - 2] == a->cols && t.shape[t.ndim - 1] == a->rows);
+    if (a->file_first < 0 || a->file_first + a->matrices > t.matrices)
+        return no_place(c, &t, a, "are not within it", e);
+    if (!f->least && elements % t.matrix)
+        return no_place(c, &t, a, "do not fill it", e);
+    return turned || no_place(c, &t, a, "are not its last two extents, transposed", e);
+}
+
+static bool are_apart(const Config *c, const Param *a, const Param *b, Error *e)
+{
+    FileTensor t = weights_tensor(c, a), u = weights_tensor(c, b);
+    bool together = !strcmp(t.name, u.name);
+    bool same = t.ndim == u.ndim && t.matrix == u.matrix && is_half(a) == is_half(b) &&
+                !memcmp(t.shape, u.shape, (size_t)t.ndim * sizeof *t.shape);
+    if (!together)
+        return strcmp(a->name, b->name) != 0 || no_place(c, &u, b, "have the name of another tensor", e);
+    if (a->file_first < b->file_first + b->matrices && b->file_first < a->file_first + a->matrices)
+        return no_place(c, &u, b, "are those of two tensors", e);
+    return same || no_place(c, &u, b, "have a neighbour of another shape or storage", e);
+}
+
+bool weights_check(const Params *p, const Config *c, Error *e)
+{
+    for (int i = 0; i < p->count; i++) {
+        if (!has_place(c, &p->list[i], e))
+            return false;
+        for (int k = 0; k < i; k++) {
+            if (!are_apart(c, &p->list[k], &p->list[i], e))
+                return false;
+        }
+    }
+    return true;
+}
+
 // ---- conversions ------------------------------------------------------------------------------------------
 
 // to (cols, rows) from (rows, cols), each of `count` matrices.

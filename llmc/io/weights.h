@@ -18,6 +18,9 @@ typedef struct {
 // That of a parameter. With a %d in the row's name it holds this parameter alone.
 FileTensor weights_tensor(const Config *c, const Param *a);
 
+// Whether every parameter has matrices of a file's tensor for itself: else a checkpoint would lose its
+// values.
+bool weights_check(const Params *p, const Config *c, Error *e);
 void weights_declare(const Trainer *t, SafeWriter *w);
 int64_t weights_bytes(const Trainer *t); // of what it declares
 // Collective. Brings every rank's parameters to rank 0 and writes them there; w is NULL elsewhere. The

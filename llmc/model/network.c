@@ -1,4 +1,5 @@
 #include "llmc/model/network.h"
+#include <stdarg.h>
 #include <string.h>
 
 typedef struct {
@@ -12,10 +13,18 @@ typedef struct {
     bool failed; // the first error stands
 } Compiler;
 
-static int fail(Compiler *c, const char *what, int which)
+static int fail(Compiler *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static int fail(Compiler *c, const char *format, ...)
 {
+    char what[192], where[24] = "output";
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    if (c->layer < c->r->num_layers)
+        snprintf(where, sizeof where, "layer %d", c->layer);
     if (!c->failed)
-        error_set(c->error, "record %s, layer %d: %s %d", c->r->name, c->layer, what, which);
+        error_set(c->error, "record %s, %s: %s", c->r->name, where, what);
     c->failed = true;
     return NONE;
 }
@@ -24,7 +33,7 @@ static int add_node(Compiler *c, NodeKind kind)
 {
     Network *n = c->n;
     if (n->count == MAX_NODES) {
-        fail(c, "more nodes than", MAX_NODES);
+        fail(c, "more streams than %d", MAX_NODES);
         return 0;
     }
     n->node[n->count] = (Node){.kind = kind,
@@ -43,7 +52,7 @@ static int add_coefficient(Compiler *c, Coefficient weight)
 {
     Network *n = c->n;
     if (n->num_terms == MAX_COEFFICIENTS)
-        return fail(c, "more coefficients than", MAX_COEFFICIENTS);
+        return fail(c, "more coefficients than %d", MAX_COEFFICIENTS);
     n->terms[n->num_terms] = weight;
     return n->num_terms++;
 }
@@ -51,12 +60,17 @@ static int add_coefficient(Compiler *c, Coefficient weight)
 // A column has one reader, who writes its gradient.
 static void use_columns(Compiler *c, int column, int count)
 {
-    for (int i = column; column && i < column + count; i++) {
+    if (column < 0)
+        fail(c, "a column is %d; COLUMN(generator, k) makes them", column);
+    if (column > 0 && count > 0 && column_generator(column) != column_generator(column + count - 1))
+        fail(c, "reads %d columns from COLUMN(%d, %d) on", count, column_generator(column),
+             column_place(column));
+    for (int i = column; column > 0 && i < column + count; i++) {
         int g = column_generator(i), k = column_place(i);
         if (g >= c->r->num_generators || k >= c->r->generators[g].columns || c->n->generator[g] == NONE)
-            fail(c, "a column that is not there yet, of generator", g);
+            fail(c, "reads COLUMN(%d, %d), which is not there yet", g, k);
         else if (c->used[g][k])
-            fail(c, "reads a column that somebody else reads:", k);
+            fail(c, "reads COLUMN(%d, %d), which another one reads", g, k);
         else
             c->used[g][k] = true;
     }
@@ -94,9 +108,9 @@ static NodeTerm compile_term(Compiler *c, const MixTerm *t)
     else
         term.node = resolve(c, t->stream);
     if (table ? !tables || term.table >= tables->count : term.node == NONE)
-        fail(c, "reads a stream that is not there yet:", t->stream);
+        fail(c, "reads %s, which is not there yet", record_stream_name(t->stream).text);
     if (table && (!t->column || t->plus != 0 || memcmp(&t->weight, &one, sizeof one)))
-        fail(c, "rows of a table take a column and nothing else, those of table", term.table);
+        fail(c, "ROWS(%d) takes a column and nothing else", term.table);
     if (memcmp(&t->weight, &one, sizeof one))
         term.coefficient = add_coefficient(c, t->weight);
     use_columns(c, t->column, 1);
@@ -116,7 +130,7 @@ static int add_sum(Compiler *c, const MixTerm *list)
 static int norm_of(Compiler *c, int node)
 {
     if (node == NONE)
-        return fail(c, "a block reads a stream that is not there, in layer", c->layer);
+        return NONE;
     if (c->n->node[node].kind != NODE_SUM) {
         int sum = add_node(c, NODE_SUM);
         c->n->node[sum].term[0] = (NodeTerm){.node = node, .coefficient = NONE};
@@ -189,14 +203,20 @@ static void check_heads(Compiler *c, const LayerSpec *l)
     const HeadsSpec *h = &l->heads;
     const ParamSpec *gates = record_row(c->r, ROLE_VALUE_GATE);
     if (!h->dc_weights != !h->dc_factors || (h->dc_weights && (h->xsa || h->paired || c->r->dc_keys < 1)))
-        fail(c, "DC needs both columns and keys, plain heads, and no XSA beside it; columns from",
-             h->dc_weights);
+        fail(c, "DC needs dc_weights, dc_factors and the record's dc_keys, and heads without pairs and xsa");
     if (h->dc_weights && column_generator(h->dc_weights) != column_generator(h->dc_factors))
-        fail(c, "DC's columns are of two generators:", column_generator(h->dc_weights));
+        fail(c, "dc_weights are of generator %d and dc_factors of %d; both are of one",
+             column_generator(h->dc_weights), column_generator(h->dc_factors));
+    if ((h->xsa || h->gate || h->dc_weights) && c->r->heads < 1)
+        fail(c, "xsa, gate and dc_weights are columns for each head, but the record's heads are %d",
+             c->r->heads);
+    if (l->value_embed && h->value_column &&
+        (h->value_groups < 1 || (c->r->heads && c->r->heads % h->value_groups)))
+        fail(c, "value_groups are %d, but the record's heads %d", h->value_groups, c->r->heads);
     if (h->paired && (h->offset || h->xsa || h->gate))
-        fail(c, "paired heads have no offset, XSA or gate; XSA's column is", h->xsa);
+        fail(c, "paired heads have no offset, XSA or gate");
     if (l->value_embed && !h->value_column && (!gates || l->value_embed > gates->count))
-        fail(c, "no gate for value embedding", l->value_embed);
+        fail(c, "no gate for value_embed %d", l->value_embed);
 }
 
 static void add_attention(Compiler *c, const LayerSpec *l)
@@ -204,6 +224,8 @@ static void add_attention(Compiler *c, const LayerSpec *l)
     const HeadsSpec *h = &l->heads;
     int heads = c->r->heads;
     check_heads(c, l);
+    if (resolve(c, h->input) == NONE)
+        fail(c, "heads.input is %s, which is not there yet", record_stream_name(h->input).text);
     int extra = record_mix_terms(h->extra) ? add_sum(c, h->extra) : NONE,
         input = norm_of(c, resolve(c, h->input)), id = add_node(c, NODE_ATTENTION);
     Node *a = &c->n->node[id];
@@ -231,7 +253,7 @@ static void add_layer(Compiler *c, int i)
         c->running = add_sum(c, l->mix);
     c->in[i] = c->running;
     if (l->attention == ATTENTION_PLAIN)
-        fail(c, "plain attention in a record with lists, number", l->attention);
+        fail(c, "ATTENTION_PLAIN in a record with lists");
     if (l->attention)
         add_attention(c, l);
     if (l->mlp) {
@@ -265,6 +287,18 @@ static void add_output(Compiler *c)
 
 // ---- readers ----------------------------------------------------------------------------------------------
 
+// A node as the tables have it.
+static const char *node_name(const Compiler *c, const Node *a, int id)
+{
+    if (a->kind == NODE_EMBED || a->kind == NODE_BIGRAM)
+        return a->kind == NODE_EMBED ? "EMBEDDED" : "BIGRAM";
+    if (a->kind == NODE_ATTENTION || a->kind == NODE_MLP)
+        return a->kind == NODE_MLP ? "the BRANCH of its MLP" : "the BRANCH of its attention";
+    return id == c->in[a->layer]    ? "its mix"
+           : id == c->out[a->layer] ? "its output"
+                                    : "its sum after_attention";
+}
+
 // Notes which sums are read, and that all streams are.
 static void find_readers(Compiler *c)
 {
@@ -284,18 +318,22 @@ static void find_readers(Compiler *c)
         a->kept = a->kept || read[i];
         c->layer = a->layer;
         if (!a->kept && !a->normalised && a->kind != NODE_GENERATOR)
-            fail(c, "nobody reads the stream of node", i);
+            fail(c, "nobody reads %s", node_name(c, a, i));
     }
 }
 
 static void check_columns(Compiler *c)
 {
-    for (int g = 0; g < c->r->num_generators; g++) {
+    const char *name = c->r->name;
+    for (int g = 0; g < c->r->num_generators && !c->failed; g++) {
+        const GeneratorSpec *spec = &c->r->generators[g];
         if (c->n->generator[g] == NONE)
-            fail(c, "its input is not there, of generator", g);
-        for (int k = 0; k < c->r->generators[g].columns; k++) {
+            c->failed = !error_set(c->error, "record %s, generator %d: its input %s is not there", name, g,
+                                   record_stream_name(spec->input).text);
+        for (int k = 0; k < spec->columns && !c->failed; k++) {
             if (!c->used[g][k])
-                fail(c, "nobody reads a column, of generator", g);
+                c->failed = !error_set(c->error, "record %s, generator %d: nobody reads COLUMN(%d, %d)", name,
+                                       g, g, k);
         }
     }
 }

@@ -104,6 +104,20 @@ bool record_crosses_documents(const Record *r)
     return crosses;
 }
 
+StreamName record_stream_name(int stream)
+{
+    static const char *const names[] = {"NONE", "RUNNING", "EMBEDDED", "BIGRAM", "BRANCH"};
+    StreamName name;
+    if (stream < 0 && stream >= BRANCH)
+        snprintf(name.text, sizeof name.text, "%s", names[NONE - stream]);
+    else if (stream <= FIRST_IN)
+        snprintf(name.text, sizeof name.text, "%s(%d)", stream <= FIRST_ROWS ? "ROWS" : "IN",
+                 (stream <= FIRST_ROWS ? FIRST_ROWS : FIRST_IN) - stream);
+    else
+        snprintf(name.text, sizeof name.text, "%s%d", stream < 0 ? "" : "the output of layer ", stream);
+    return name;
+}
+
 int record_mix_terms(const MixTerm *mix)
 {
     int n = 0;

@@ -250,7 +250,7 @@ typedef struct Record {
     const char *name;
     const struct Record *based_on; // its fields come first
     const char *note;              // of --help; NULL: none
-    const Field *fields;           // ends with a NULL; options that the preset sets
+    const Field *fields;           // options that the preset sets; ends with a NULL. NULL: none
     const StageSpec *stages;       // NULL: those of based_on
     int num_stages;
     // The network. layers NULL: that of based_on.
@@ -287,6 +287,11 @@ bool record_has_paired(const Record *r);                         // heads in som
 bool record_scales_are_state(const Config *c);
 // Whether a position's output depends on documents before its own, further than on their last tokens.
 bool record_crosses_documents(const Record *r);
+// A stream as tables name it, for messages: IN(3), or a layer's number.
+typedef struct {
+    char text[32];
+} StreamName;
+StreamName record_stream_name(int stream);
 // Counts the terms of a list.
 int record_mix_terms(const MixTerm *mix);
 // Whether a layer has more than a mix at its entrance and ATTENTION_PLAIN: llmc/model/network.h is for these.

@@ -192,13 +192,46 @@ static bool check_newton_schulz(const Config *c, Error *e)
     return true;
 }
 
-bool config_check(const Config *c, Error *e)
+// Options without a default are those that presets set: a record that is based on none sets all of them.
+static bool check_set(const Config *c, Error *e)
 {
+    for (const Option *o = config_options; o->name; o++) {
+        const char *at = (const char *)c + o->offset;
+        bool missing = (o->type == OPT_INT && *(const int *)at < o->low) ||
+                       (o->type == OPT_FLOAT && *(const double *)at < o->low) ||
+                       (o->type == OPT_TEXT && !*(char *const *)at);
+        if (missing && !o->standard && o->shapes_model)
+            return error_set(e, "--%s: neither preset %s nor a record that it is based on sets it", o->name,
+                             c->preset);
+    }
+    return true;
+}
+
+static bool check_all(const Config *c, Error *e)
+{
+    if (!check_set(c, e))
+        return false;
     if (!record_find(c->network))
         return preset_missing("network", c->network, e);
     return check_vector(c, e) && check_sizes(c, e) && check_fp8(c, e) && check_steps(c, e) &&
            check_windows(c, e) && schedule_check(c, e) && config_check_launches(c, e) &&
            check_newton_schulz(c, e);
+}
+
+bool config_error_of(const Config *alone, Error *e)
+{
+    Error own;
+    return !check_all(alone, &own) && !strcmp(own.text, e->text) && preset_error(alone->preset, e);
+}
+
+bool config_check(const Config *c, Error *e)
+{
+    Config alone;
+    Error ignored;
+    char *argv[] = {"", "--preset", (char *)c->preset};
+    if (check_all(c, e))
+        return true;
+    return config_read(&alone, 3, argv, NULL, NULL, &ignored) && config_error_of(&alone, e);
 }
 
 bool config_backend_check(const Config *c, Error *e)

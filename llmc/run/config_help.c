@@ -21,7 +21,7 @@ char *option_standard(const Option *o)
     Error e;
     if (o->standard)
         return xstrdup(o->standard);
-    for (const Field *field = records[0]->fields; field->option; field++) {
+    for (const Field *field = records[0]->fields; field && field->option; field++) {
         if (!strcmp(field->option, o->name))
             return xstrdup(field->value);
     }
@@ -30,21 +30,23 @@ char *option_standard(const Option *o)
     return config_option_value(&first, (int)(o - config_options));
 }
 
-// A line for each stage of a preset.
+// A line for each stage of a preset. Of one whose table is wrong: a line that says so, and the others follow.
 static void print_stages(FILE *f, const char *preset)
 {
     Config c;
     Error e;
     char *argv[] = {"", "--preset", (char *)preset};
-    if (!config_parse(&c, 3, argv, &e))
-        fatal(EXIT_USAGE, "%s", e.text);
+    if (!config_parse(&c, 3, argv, &e)) {
+        fprintf(f, "               cannot be run: %s\n", e.text);
+        return;
+    }
     char *stages = schedule_describe(&c), *rest = NULL;
     for (char *stage = strtok_r(stages, ";", &rest); stage; stage = strtok_r(NULL, ";", &rest))
         fprintf(f, "               %s\n", stage + strspn(stage, " "));
     free(stages);
 }
 
-static void print_preset(FILE *f, const Record *r)
+void config_print_preset(FILE *f, const Record *r)
 {
     bool first = r == records[0];
     fprintf(f, "  %-12s %s", r->name,
@@ -55,7 +57,7 @@ static void print_preset(FILE *f, const Record *r)
         fprintf(f, " with its own network");
     if (r->stages && !first)
         fprintf(f, " with its own stages");
-    for (const Field *field = r->fields; !first && field->option; field++)
+    for (const Field *field = r->fields; !first && field && field->option; field++)
         fprintf(f, "%s--%s %s", field == r->fields ? " with " : " ", field->option, field->value);
     fprintf(f, "%s%s\n", r->note ? "; " : "", r->note ? r->note : "");
     if (r->stages && !first)
@@ -65,7 +67,7 @@ static void print_preset(FILE *f, const Record *r)
 void config_print_presets(FILE *f)
 {
     for (int i = 0; records[i]; i++)
-        print_preset(f, records[i]);
+        config_print_preset(f, records[i]);
 }
 
 static void print_option(FILE *f, const Option *o)

@@ -24,7 +24,8 @@ bool option_is_number(const Option *o);
 // Its default; of an option that presets set, the value of the first preset, on which the others are based,
 // as it is written there if it is. Owned by the caller.
 char *option_standard(const Option *o);
-void config_print_presets(FILE *f);       // some lines for each
+void config_print_preset(FILE *f, const struct Record *r); // some lines
+void config_print_presets(FILE *f);
 extern const char *const exit_statuses[]; // what each of them means; NULL after the last
 bool option_set(Config *c, const Option *o, const char *text, Error *e);
 // Options that say what this process does, with which files and on which machine: not part of a run that goes
@@ -36,3 +37,6 @@ bool argument_take(int argc, char **argv, int *i, const Option **o, const char *
 // Options by a record's name; false with a line that names the records when there is none.
 bool preset_apply(Config *c, const char *name, Error *e);
 bool preset_missing(const char *option, const char *name, Error *e); // that line
+bool preset_error(const char *preset, Error *e); // puts the preset's name in front; returns false
+// The same where the error is that of the preset without any other option, `alone`; returns false.
+bool config_error_of(const Config *alone, Error *e);

@@ -23,19 +23,34 @@ bool preset_missing(const char *option, const char *name, Error *e)
     return false;
 }
 
+// The list with one entry more, behind a comma if it is not the first.
+static char *append(char *list, int i, const char *entry)
+{
+    char *longer = format_string("%s%s%s", list, i ? "," : "", entry);
+    free(list);
+    return longer;
+}
+
+static bool set_list(Config *c, const char *option, char *list, bool any, Error *e) // frees the list
+{
+    bool good = config_set(c, option, any ? list : "", e);
+    free(list);
+    return good;
+}
+
 // A column of the stage table as the text of an option: empty when no row says anything.
 static bool set_column(Config *c, const Record *r, const char *option,
                        double (*value)(const StageSpec *stage), int rows, Error *e)
 {
-    char list[MAX_WINDOWS * 24] = "";
-    size_t n = 0;
+    char *list = xstrdup(""), number[32];
     bool any = false;
     for (int i = 0; i < rows; i++) {
         double x = value(&r->stages[i]);
         any = any || x != 0;
-        n += (size_t)snprintf(list + n, sizeof list - n, "%s%.10g", i ? "," : "", x);
+        snprintf(number, sizeof number, "%.10g", x);
+        list = append(list, i, number);
     }
-    return config_set(c, option, any ? list : "", e);
+    return set_list(c, option, list, any, e);
 }
 
 static double window_of(const StageSpec *s) { return s->window; }
@@ -52,21 +67,22 @@ static const char *prefix_of(const StageSpec *s) { return s->prefix ? s->prefix 
 static bool set_texts(Config *c, const Record *r, const char *option, const char *(*text)(const StageSpec *s),
                       const char *standard, Error *e)
 {
-    char list[MAX_WINDOWS * 24] = "";
-    size_t n = 0;
+    char *list = xstrdup("");
     bool any = false;
     for (int i = 0; i < r->num_stages; i++) {
         const char *entry = text(&r->stages[i]);
         any = any || strcmp(entry, standard);
-        n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", i ? "," : "", entry);
+        list = append(list, i, entry);
     }
-    return config_set(c, option, any ? list : "", e);
+    return set_list(c, option, list, any, e);
 }
 
 static bool apply_stages(Config *c, const Record *r, Error *e)
 {
     int all = r->num_stages;
     char extension[16];
+    if (!r->stages != !all)
+        return error_set(e, "stages and num_stages belong together, but num_stages is %d", all);
     if (!all)
         return true;
     snprintf(extension, sizeof extension, "%d", r->stages[all - 1].window);
@@ -81,19 +97,28 @@ static bool apply_stages(Config *c, const Record *r, Error *e)
            set_texts(c, r, "stage-prefix", prefix_of, "0", e);
 }
 
-bool config_apply_record(Config *c, const Record *r, Error *e)
+static bool apply_fields(Config *c, const Record *r, Error *e)
 {
-    if (r->based_on && !config_apply_record(c, r->based_on, e))
-        return false;
-    if (!apply_stages(c, r, e))
-        return false;
-    if (r->layers && !config_set(c, "network", r->name, e))
-        return false;
-    for (const Field *f = r->fields; f->option; f++) {
+    for (const Field *f = r->fields; f && f->option; f++) {
         if (!config_set(c, f->option, f->value, e))
             return false;
     }
     return true;
+}
+
+bool preset_error(const char *preset, Error *e)
+{
+    Error why = *e;
+    return error_set(e, "preset %s: %s", preset, why.text);
+}
+
+bool config_apply_record(Config *c, const Record *r, Error *e)
+{
+    if (r->based_on && !config_apply_record(c, r->based_on, e))
+        return false;
+    bool good = apply_stages(c, r, e) && (!r->layers || config_set(c, "network", r->name, e)) &&
+                apply_fields(c, r, e);
+    return good || preset_error(r->name, e);
 }
 
 bool preset_apply(Config *c, const char *name, Error *e)

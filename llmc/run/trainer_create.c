@@ -1,5 +1,6 @@
 // What a trainer has: data, memory, initial state.
 #include "llmc/data/validation.h"
+#include "llmc/io/weights.h"
 #include "llmc/run/data_fit.h"
 #include "llmc/run/trainer_internal.h"
 #include "llmc/run/vocabulary.h"
@@ -472,6 +473,7 @@ static void close_data(Trainer *t)
 // Data, model and optimizer.
 static void create_state(Trainer *t, Config *c, bool need_training, bool need_validation)
 {
+    Error e;
     memset(t, 0, sizeof *t);
     t->config = c;
     t->accumulation = c->micro_batches / comm_size();
@@ -479,6 +481,8 @@ static void create_state(Trainer *t, Config *c, bool need_training, bool need_va
     if (!t->sequence_tokens) // nothing is validated
         t->sequence_tokens = tokens_to_use(c);
     model_describe(&t->model, c);
+    if (!weights_check(&t->model.params, c, &e))
+        fatal(EXIT_USAGE, "%s", e.text);
     t->tables = tables_of(t);
     if (need_training)
         check_scales(t);
