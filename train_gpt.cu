@@ -216,8 +216,7 @@ static bool train(Run *r)
     bool stop = false;
     r->first_step = t->step;
     r->queued = r->unproved = -1;
-    for (int step = t->step; step < total; step++)
-        r->tokens_left += trainer_step_tokens(t, step);
+    r->tokens_left = schedule_tokens_left(c, t->step);
     if (c->profile) {
         r->profile_at = profile_plan(c, t->step, end, &r->timed_from);
         backend_energy(); // the first reading opens NVML, which takes some time
