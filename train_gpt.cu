@@ -552,8 +552,9 @@ int main(int argc, char **argv)
     if (run.config.help) {
         if (comm_rank() == 0)
             config_print_help(stdout);
+        status = finish_output();
         comm_close();
-        return 0;
+        return status;
     }
     bool training = config_trains(&run.config, argc, argv);
     if (!config_backend_check(&run.config, &e))
@@ -571,6 +572,8 @@ int main(int argc, char **argv)
     backend_open(run.config.device);
     timeline_mark("device");
     status = training ? train_run(&run, all.argc, all.argv) : use_run(&run);
+    if (!status && (!run.logger || run.sampler)) // what training prints besides samples is in its log
+        status = finish_output();
     sampler_free(run.sampler);
     tokenizer_free(run.tokenizer);
     evaluation_close(run.evaluation);

@@ -157,7 +157,7 @@ static void show(Sampler *s)
         if (s->current < s->prompts.count)
             write_head(s);
     }
-    fflush(s->f);
+    flush_output(s->f);
 }
 
 // ---- tokens -----------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ void sampler_write(Sampler *s, FILE *f)
     s->f = f;
     trainer_complete_weights(s->trainer);
     write_head(s);
-    fflush(f);
+    flush_output(f);
     while (step(s))
         ;
     s->ms = 1e3 * (seconds_now() - began) - s->prompts_ms;
