@@ -71,8 +71,8 @@ void open_standard_streams(void);
 
 // fflush. When standard output cannot be written, the first reason is kept.
 void flush_output(FILE *f);
-// At the end of a program that prints results: 0 when all of them are written. Else fatal(), or for a pipe that
-// was closed, whose reader wants no more, EXIT_BAD_INPUT without a message.
+// At the end of a program that prints results: 0 when all of them are written. Else fatal(), or for a pipe
+// that was closed, whose reader wants no more, EXIT_BAD_INPUT without a message.
 int finish_output(void);
 
 double seconds_now(void);     // monotonic clock
