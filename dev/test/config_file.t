@@ -148,6 +148,12 @@ refuses('a file that is missing', 2, qr/cannot read the run file .*none\.toml: N
 refuses('a folder', 2, qr/cannot read the run file .*: it is a folder/, $trainer, '--config', $dir);
 refuses('what the options say together', 2, qr/--repeat and --epochs exclude each other/, $trainer, '--config', file("repeat = true\n"), qw(--epochs 2));
 
+# A script's variable that is not set; scripts/sweep gives the other two.
+refuses("an empty @$_", 2, qr/--(?:resume|eval): is empty; name a (?:checkpoint or a folder|file, as text=FILE), or leave the option out$/, $trainer, @tiny, '--out', "$dir/empty", @$_)
+    for ['--resume', ''], ['--resume='], ['--eval', ''], ['--eval=', '--init-from', newest("$dir/first")];
+ok(!-e "$dir/empty", 'and nothing is trained');
+run_ok('empty --init-from and --save-init', $trainer, @tiny, qw(--stop-at 1 --init-from= --save-init= --out), "$dir/initial");
+
 # ---- --stop-after --------------------------------------------------------------------------------------------
 
 run_ok('a whole run', $trainer, @tiny, '--out', "$dir/whole");

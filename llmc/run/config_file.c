@@ -236,6 +236,16 @@ static bool read_file(Arguments *all, const char *path, Error *e)
     return good;
 }
 
+// What an unset variable of a script makes of "$folder" would train anew, or evaluate nothing. --init-from
+// and
+// --save-init may be empty: so scripts/sweep takes back what a run file says.
+static bool check_given(const Option *o, const char *value, Error *e)
+{
+    bool empty = !*value && (!strcmp(o->name, "resume") || !strcmp(o->name, "eval"));
+    return !empty || error_set(e, "--%s: is empty; name a %s, or leave the option out", o->name,
+                               *o->name == 'r' ? "checkpoint or a folder" : "file, as text=FILE");
+}
+
 bool config_arguments(Arguments *all, int argc, char **argv, Error *e)
 {
     const Option *o = NULL;
@@ -243,7 +253,7 @@ bool config_arguments(Arguments *all, int argc, char **argv, Error *e)
     *all = (Arguments){0};
     add_argument(all, argv[0]);
     for (int i = 1; i < argc;) {
-        if (!argument_take(argc, argv, &i, &o, &value, e))
+        if (!argument_take(argc, argv, &i, &o, &value, e) || !check_given(o, value, e))
             return false;
         if (!strcmp(o->name, "config") && !read_file(all, value, e))
             return false;
