@@ -553,6 +553,7 @@ int main(int argc, char **argv)
         if (comm_rank() == 0)
             config_print_help(stdout);
         status = finish_output();
+        arguments_free(&all);
         comm_close();
         return status;
     }
@@ -579,7 +580,7 @@ int main(int argc, char **argv)
     evaluation_close(run.evaluation);
     trainer_free(&run.trainer);
     run_folder_close(&run.folder);
-    free(all.argv);
+    arguments_free(&all);
     backend_close();
     comm_close();
     return status;
