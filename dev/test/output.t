@@ -14,7 +14,6 @@ write_shard('val.bin', documents(700, 2));
 spew("$dir/text.txt", 'abc def ' x 20);
 run_ok('a run', $trainer, @tiny, '--out', "$dir/run");
 
-my $built = $trainer =~ s{[^/]*\z}{}r;
 # Status and errors, without notes.
 sub full { my ($status, undef, $err) = run('bash', '-c', '"$@" >/dev/full', 'full', @_); return ($status, $err =~ s/^\S+(?: \(rank 0\))?: note: .*\n//gmr) }
 sub closed { my ($status, undef, $err) = run('bash', '-c', 'exec 3> >(true); wait $!; "$@" >&3', 'closed', @_); return ($status, $err =~ s/^\S+: note: .*\n//gmr) }
@@ -27,8 +26,8 @@ my @asked = (
     ['--eval-only, two ranks', @resume, qw(--eval-only --ranks 2)],
     ['--describe', @resume, '--describe'],
     ['--help', $trainer, '--help'],
-    ['tokenize --help', "$built/tokenize", '--help'],
-    ['order2 --help', "$built/order2", '--help'],
+    ['tokenize --help', "$root/tokenize", '--help'],
+    ['order2 --help', "$root/order2", '--help'],
     ['training with a sample', $trainer, @tiny, '--out', "$dir/sampled", qw(--sample abc --num-tokens 5)],
 );
 for (@asked) {
