@@ -216,8 +216,7 @@ static bool train(Run *r)
     bool stop = false;
     r->first_step = t->step;
     r->queued = r->unproved = -1;
-    for (int step = t->step; step < total; step++)
-        r->tokens_left += trainer_step_tokens(t, step);
+    r->tokens_left = schedule_tokens_left(c, t->step);
     if (c->profile) {
         r->profile_at = profile_plan(c, t->step, end, &r->timed_from);
         backend_energy(); // the first reading opens NVML, which takes some time
@@ -553,8 +552,10 @@ int main(int argc, char **argv)
     if (run.config.help) {
         if (comm_rank() == 0)
             config_print_help(stdout);
+        status = finish_output();
+        arguments_free(&all);
         comm_close();
-        return 0;
+        return status;
     }
     bool training = config_trains(&run.config, argc, argv);
     if (!config_backend_check(&run.config, &e))
@@ -572,12 +573,14 @@ int main(int argc, char **argv)
     backend_open(run.config.device);
     timeline_mark("device");
     status = training ? train_run(&run, all.argc, all.argv) : use_run(&run);
+    if (!status && (!run.logger || run.sampler)) // what training prints besides samples is in its log
+        status = finish_output();
     sampler_free(run.sampler);
     tokenizer_free(run.tokenizer);
     evaluation_close(run.evaluation);
     trainer_free(&run.trainer);
     run_folder_close(&run.folder);
-    free(all.argv);
+    arguments_free(&all);
     backend_close();
     comm_close();
     return status;

@@ -235,7 +235,7 @@ int main(int argc, char **argv)
         puts("usage: order2 TRAIN VAL\nBits per byte on VAL of an order-2 byte model trained on TRAIN; text "
              "files or .jsonl with "
              "a \"text\" field.");
-        return 0;
+        return finish_output();
     }
     if (argc != 3)
         fatal(EXIT_USAGE, "two files are needed: order2 TRAIN VAL");
@@ -260,7 +260,5 @@ int main(int argc, char **argv)
            (unsigned long long)result.bytes, (unsigned long long)result.documents,
            (unsigned long long)model.bytes, (unsigned long long)model.documents);
     model_free(&model);
-    if (fflush(stdout) != 0)
-        fatal(EXIT_BAD_INPUT, "cannot write the result: %s", strerror(errno));
-    return 0;
+    return finish_output();
 }

@@ -72,7 +72,7 @@ static void set_option(TokenizeOptions *o, const char *name, const char *value)
 {
     if (!strcmp(name, "help")) {
         fputs(help_text, stdout);
-        exit(0);
+        exit(finish_output());
     }
     if (!strcmp(name, "input"))
         o->inputs[o->input_count++] = value;

@@ -199,7 +199,7 @@ int main(int argc, char **argv)
         if (strcmp(argv[1], forms[i].name))
             continue;
         forms[i].write();
-        return fflush(stdout) ? EXIT_BAD_INPUT : 0;
+        return finish_output();
     }
     fatal(EXIT_USAGE, "usage: manual man|bash|zsh");
 }

@@ -10,13 +10,6 @@ static void check(bool good)
         abort();
 }
 
-static void free_arguments(Arguments *all)
-{
-    for (int i = 0; i < all->argc; i++)
-        free(all->argv[i]);
-    free(all->argv);
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     Arguments all = {0};
@@ -34,7 +27,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         free(name);
     }
     check(!all.argc || !all.argv[all.argc]);
-    free_arguments(&all);
+    arguments_free(&all);
     free(text);
     return 0;
 }

@@ -113,7 +113,11 @@ is($shown->{sample}, "\x{e9}\x{1f600}\t\\ # \"", 'escapes');
 $shown = shown("seed = 1\nval-every = 3\nadam-rate = 0.5\n", '--config', spew("$dir/second.toml", "seed = 2\nadam-rate = 0.25\n"), '--adam-rate', 0.125);
 is_deeply([@$shown{qw(seed adam-rate val-every)}], [2, 0.125, 0], 'a later file overrides, and the command line does from both of its ends');
 
+$shown = shown("\xef\xbb\xbfseed = 5\n");
+is($shown->{seed}, 5, 'a byte order mark before the first line is no mistake');
+
 my @refused = (
+    ["# a\n\xef\xbb\xbfseed = 1\n", 2, qr/a line is  name = value/],
     ["seed = 1\nsede = 2\n", 2, qr/unknown option 'sede'; see --help/],
     ["seed = 1\n# x\nrepeat = true\nseed = 1\n", 4, qr/seed: is given already in line 1/],
     ["seed\n", 1, qr/a line is  name = value  or a comment/],
@@ -147,6 +151,12 @@ refuses('a file that is no text', 2, qr/options\.toml: is no text/, $trainer, '-
 refuses('a file that is missing', 2, qr/cannot read the run file .*none\.toml: No such file/, $trainer, '--config', "$dir/none.toml");
 refuses('a folder', 2, qr/cannot read the run file .*: it is a folder/, $trainer, '--config', $dir);
 refuses('what the options say together', 2, qr/--repeat and --epochs exclude each other/, $trainer, '--config', file("repeat = true\n"), qw(--epochs 2));
+
+# A script's variable that is not set; scripts/sweep gives the other two.
+refuses("an empty @$_", 2, qr/--(?:resume|eval): is empty; name a (?:checkpoint or a folder|file, as text=FILE), or leave the option out$/, $trainer, @tiny, '--out', "$dir/empty", @$_)
+    for ['--resume', ''], ['--resume='], ['--eval', ''], ['--eval=', '--init-from', newest("$dir/first")];
+ok(!-e "$dir/empty", 'and nothing is trained');
+run_ok('empty --init-from and --save-init', $trainer, @tiny, qw(--stop-at 1 --init-from= --save-init= --out), "$dir/initial");
 
 # ---- --stop-after --------------------------------------------------------------------------------------------
 

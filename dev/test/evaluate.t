@@ -112,7 +112,10 @@ is_deeply({map { $_ => $all->[0]{$_} } qw(item line label choice choice_normalis
     {item => 1, line => 1, label => 2, choice => 2, choice_normalised => 2, tokens => [6, 10, 6, 9]}, 'an item');
 
 run_ok('a run that stops', $trainer, @run, qw(--eval-every 10 --stop-at 15 --out), "$dir/stops", '--eval-items', "$dir/parts");
+my $whole = slurp("$dir/parts");
+spew("$dir/parts", $whole . '{"event":"item","step":15,"ta'); # as of a process that was killed
 run_ok('and goes on', $trainer, '--resume', "$dir/stops", '--eval-items', "$dir/parts");
+is(substr(slurp("$dir/parts"), 0, length $whole), $whole, 'behind the last whole line');
 my (undef, $parts) = items("$dir/parts");
 is(join(' ', map { my $step = $_; $step . ':' . grep { $_->{step} == $step } @$parts } 10, 20, 30, 40), join(' ', map { "$_:" . (@$all / 2) } 10, 20, 30, 40), 'has the items of both parts');
 
@@ -165,5 +168,10 @@ refuses('too long a text', 1, qr/long.jsonl:1: "text" has 100002 tokens, and a b
     qw(--preset tiny --model-dim 32 --num-heads 2 --mlp-dim 128 --head bf16 --micro-batch-tokens 512 --init-from), $given[1], '--eval', "lambada=$dir/long.jsonl");
 refuses('no folder for the items', 1, qr{error: --eval-items: /nowhere/x cannot be written: No such file}, $trainer, @given, @made,
     '--eval-items', '/nowhere/x');
+SKIP: {
+    skip 'no /dev/full', 1 if !-e '/dev/full';
+    my ($status, undef, $err) = run($trainer, @tiny, '--out', "$dir/full", @made, '--eval-items', '/dev/full');
+    is("$status $err", "0 train_gpt: note: cannot write /dev/full: No space left on device; the run goes on without it\n", 'a full disk has one note');
+}
 refuses('options without --eval', 0, qr/note: --eval-every: not used: only --eval uses it/, $trainer, @tiny, '--out', "$dir/n", qw(--eval-every 5));
 done_testing;

@@ -131,6 +131,31 @@ static void check_many(int top_k, double share)
     free(sorted);
 }
 
+static int ascending(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+// Texts of two seeds, more than the 2048 that the bits above a seed number.
+static void check_states(void)
+{
+    enum { TEXTS = 20000 };
+    static uint64_t states[2 * TEXTS];
+    bool first = true;
+    int equal = 0;
+    for (uint64_t i = 0; i < TEXTS; i++) {
+        states[2 * i] = draw_state(1337, i);
+        states[2 * i + 1] = draw_state(1338, i);
+        first = first && (i >= 2048 || states[2 * i] == (1337 ^ i << 53));
+    }
+    qsort(states, 2 * TEXTS, sizeof *states, ascending);
+    for (int i = 1; i < 2 * TEXTS; i++)
+        equal += states[i] == states[i - 1];
+    ok(first, "the first 2048 texts have the states of earlier programs");
+    ok(equal == 0, "%d of %d texts have the random numbers of another one", equal, 2 * TEXTS);
+}
+
 int main(void)
 {
     static const int all[VOCAB] = {1, 1, 1, 1, 1, 1, 1}, three[VOCAB] = {0, 0, 1, 0, 1, 0, 1},
@@ -149,6 +174,7 @@ int main(void)
     ok(draw(100, 0, 0) == 0 && draw(100, 0, nextafter(1, 0)) == 6,
        "the ends of the interval are the first and last token");
     PART(check_top_p());
+    PART(check_states());
     PART(check_penalty());
     PART(check_many(50, 1));
     PART(check_many(50, 0.5));

@@ -402,6 +402,40 @@ static double tokens_of_run(const Config *c)
     return tokens;
 }
 
+// Sums by stage, and by step as they were made before, at the begin, the end, and around the stages.
+static void check_sums(const char *name)
+{
+    Config c = preset(name, "157", "11");
+    int total = config_total_steps(&c);
+    double left = 0;
+    bool tokens = schedule_tokens_left(&c, total) == 0, ropes = true;
+    Rope by_step, by_stage;
+    for (int t = total - 1; t >= 0; t--) {
+        left += (double)c.micro_batches * schedule_stage(&c, t).micro_batch_tokens;
+        tokens = tokens && schedule_tokens_left(&c, t) == left;
+    }
+    rope_start(&by_step, &c);
+    for (int t = 0; t <= total; t++) {
+        rope_follow_steps(&by_stage, &c, t);
+        ropes = ropes && !memcmp(&by_step, &by_stage, sizeof by_step);
+        rope_follow_window(&by_step, &c, schedule_window(&c, t));
+    }
+    ok(tokens && ropes, "%s: tokens left and rope by stage are those by step, of all %d steps", name, total);
+}
+
+static void check_all_sums(void)
+{
+    for (int i = 0; records[i]; i++)
+        check_sums(records[i]->name);
+    Config c = preset("2026-08-06", "900000000", "1000");
+    double began = seconds_now();
+    Rope r;
+    rope_follow_steps(&r, &c, 900000500);
+    ok(schedule_tokens_left(&c, 7) > 1e14 && r.window == schedule_window(&c, 900000500) &&
+           seconds_now() - began < 5,
+       "of 900 million steps, too, at once");
+}
+
 // The presets of August 2026, from the tables of their description: 96 channels of q and k have 24
 // frequencies and a scale that is larger by the root of 128 / 96.
 static void check_august(void)
@@ -464,5 +498,6 @@ int main(void)
     PART(check_2026("152"));
     PART(check_may());
     PART(check_august());
+    PART(check_all_sums());
     return tap_done();
 }

@@ -191,4 +191,13 @@ my ($too_large, $answer, @more) = split /\n/, (finish($large))[2];
 like($too_large, qr/\Atrain_gpt: note: \d+\.\d million parameters and 65536 tokens a step are for a GPU: a step will take very long on the CPU; /, 'a step that is too large for a CPU has a line');
 ok($answer =~ /\Atrain_gpt: note: interrupted: this step will be finished and saved; / && !@more && !keys %{losses("$dir/large")}, 'and a signal an answer before it ends');
 is((run($trainer, @tiny, qw(--stop-at 1 --out), "$dir/small"))[2], '', 'and a small one none');
+# ---- a schedule without an end -----------------------------------------------------------------------------------------
+
+# What is counted over all steps is counted by stage: the start takes no minutes.
+for my $ranks (1, 2) {
+    my ($status, undef, $err) = finish(start($trainer, @tiny, qw(--repeat --num-scheduled 900000000 --stop-at 2 --ranks), $ranks, '--out', "$dir/endless$ranks"), 30);
+    is("$status $err", '0 ', "900 million steps begin at once, $ranks ranks");
+}
+my ($status, undef, $none) = finish(start($trainer, '--init-from', newest("$dir/endless1"), @tiny[0 .. 13], qw(--num-scheduled 900000000 --sample abc --num-tokens 3)), 30);
+is($status, 0, 'and weights are used under their schedule');
 done_testing;

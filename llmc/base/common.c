@@ -17,7 +17,8 @@ static struct {
     int rank;
     void (*abort_hook)(int);
     void (*error_sink)(int, const char *);
-} process = {"train_gpt", -1, NULL, NULL};
+    int output_failure; // errno; 0: none
+} process = {"train_gpt", -1, NULL, NULL, 0};
 
 void set_program_name(const char *name, int rank)
 {
@@ -86,7 +87,7 @@ static void print_line(int rank, const char *kind, const char *text)
     char where[32] = "";
     if (rank >= 0)
         snprintf(where, sizeof where, " (rank %d)", rank);
-    fflush(stdout);
+    flush_output(stdout);
     fprintf(stderr, "%s%s: %s: %s\n", process.program, where, kind, text);
 }
 
@@ -239,6 +240,21 @@ int open_regular(const char *what, const char *path, int64_t *bytes, Error *e)
     if (fd >= 0)
         close(fd);
     return -1;
+}
+
+void flush_output(FILE *f)
+{
+    bool failed = fflush(f) != 0 || ferror(f); // a full buffer may have failed before: nothing is in it now
+    if (failed && f == stdout && !process.output_failure)
+        process.output_failure = errno ? errno : EIO;
+}
+
+int finish_output(void)
+{
+    flush_output(stdout);
+    if (process.output_failure && process.output_failure != EPIPE)
+        fatal(EXIT_BAD_INPUT, "standard output: %s", strerror(process.output_failure));
+    return process.output_failure ? EXIT_BAD_INPUT : 0;
 }
 
 double seconds_now(void)

@@ -69,6 +69,12 @@ int open_regular(const char *what, const char *path, int64_t *bytes, Error *e);
 // its number, and what is printed goes there.
 void open_standard_streams(void);
 
+// fflush. When standard output cannot be written, the first reason is kept.
+void flush_output(FILE *f);
+// At the end of a program that prints results: 0 when all of them are written. Else fatal(), or for a pipe
+// that was closed, whose reader wants no more, EXIT_BAD_INPUT without a message.
+int finish_output(void);
+
 double seconds_now(void);     // monotonic clock
 double process_seconds(void); // since the process began, libraries loaded before main included
 uint64_t fingerprint_bytes(uint64_t seed, const void *bytes,

@@ -13,6 +13,9 @@ typedef struct {
 
 // Makes the file, which must not be there yet. Takes the path over.
 void append_file_create(AppendFile *f, char *path);
+// Opens a file of lines that may be there: `keep` cuts it behind its last whole line, for a process that was
+// killed may have left half a one, else it is emptied. False when it cannot be written. Takes the path over.
+bool append_file_continue(AppendFile *f, char *path, bool keep, Error *e);
 // One record: count bytes.
 void append_file_write(AppendFile *f, const void *bytes, size_t count);
 void append_file_close(AppendFile *f);

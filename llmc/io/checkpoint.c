@@ -387,9 +387,7 @@ static bool same_rope(const Rope *a, const Rope *b)
 static bool check_rope(const Trainer *t, Error *e)
 {
     Rope rope;
-    rope_start(&rope, t->config);
-    for (int i = 0; i < t->step; i++)
-        rope_follow_window(&rope, t->config, schedule_window(t->config, i));
+    rope_follow_steps(&rope, t->config, t->step);
     if (same_rope(&t->rope, &rope))
         return true;
     rope_follow_window(&rope, t->config, schedule_window(t->config, t->step));

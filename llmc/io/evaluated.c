@@ -28,7 +28,7 @@ void evaluated_print(const Evaluated *r)
 {
     char *text = evaluated_text(r);
     printf("%s\n", text);
-    fflush(stdout);
+    flush_output(stdout);
     free(text);
 }
 

@@ -138,7 +138,7 @@ static void show(Logger *l, const char *text)
     char shown[4096];
     escape_text(shown, sizeof shown, text);
     printf("%s%s\n", l->line_open ? "\n" : "", shown);
-    fflush(stdout);
+    flush_output(stdout);
     l->line_open = false;
 }
 
@@ -189,7 +189,7 @@ static void show_progress(Logger *l, const StepReport *r)
     }
     printf("%sstep %d/%d  loss %.4f  lr %.3g%s%s", l->terminal ? "\r\033[K" : "", r->step, r->total, r->loss,
            r->rate, timing, l->terminal ? "" : "\n");
-    fflush(stdout);
+    flush_output(stdout);
     l->line_open = l->terminal;
     l->shown_at = now;
 }

@@ -326,6 +326,17 @@ char *schedule_describe(const Config *c)
 
 int schedule_window(const Config *c, int t) { return schedule_stage(c, t).window; }
 
+double schedule_tokens_left(const Config *c, int t)
+{
+    double tokens = 0;
+    for (int total = config_total_steps(c); t < total;) {
+        Stage s = schedule_stage(c, t);
+        tokens += (double)(s.end - t) * c->micro_batches * s.micro_batch_tokens;
+        t = s.end;
+    }
+    return tokens;
+}
+
 int schedule_first_update(const Config *c, int k, int every)
 {
     int begin = stage(c, k, count_stages(c)).begin;
@@ -463,4 +474,14 @@ bool rope_follow_window(Rope *r, const Config *c, int window)
     r->scale *= 1 + 0.2 * log(b / a);
     r->window = window;
     return true;
+}
+
+void rope_follow_steps(Rope *r, const Config *c, int steps)
+{
+    rope_start(r, c);
+    for (int t = 0; t < min_i64(steps, config_total_steps(c));) {
+        Stage s = schedule_stage(c, t);
+        rope_follow_window(r, c, s.window);
+        t = s.end;
+    }
 }

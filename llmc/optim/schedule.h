@@ -54,6 +54,8 @@ double schedule_lr_factor(const Config *c, int t);
 double schedule_momentum(const Config *c, int t);
 // Long window in blocks of step t, and of a validation before it but for the last one.
 int schedule_window(const Config *c, int t);
+// Tokens over all ranks from step t to the last one, added by stage: a schedule may have any number of steps.
+double schedule_tokens_left(const Config *c, int t);
 // The first step, in the stage of that number or later, after which a tensor is updated that has an update
 // every `every` steps.
 int schedule_first_update(const Config *c, int stage, int every);
@@ -76,6 +78,8 @@ void rope_start(Rope *r, const Config *c); // the first window's
 // YaRN: moves to the long window `window` (blocks); true when that changed the frequencies, so that the
 // tables must be rebuilt.
 bool rope_follow_window(Rope *r, const Config *c, int window);
+// As it is after `steps` steps from the first one, without a move to the window of the next one.
+void rope_follow_steps(Rope *r, const Config *c, int steps);
 
 // Windows in tokens: query i sees key j when i - j <= this.
 static inline int window_tokens(const Config *c, int blocks) { return c->block_size * blocks; }

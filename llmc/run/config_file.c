@@ -203,7 +203,9 @@ bool config_file_parse(Arguments *all, const char *path, char *text, size_t byte
     Error sub;
     if (memchr(text, 0, bytes))
         return error_set(e, "%s: is no text", path);
-    for (char *line = text; line && good;) {
+    // A byte order mark, as editors on Windows write it.
+    bool marked = bytes >= 3 && !memcmp(text, "\xEF\xBB\xBF", 3);
+    for (char *line = text + (marked ? 3 : 0); line && good;) {
         char *end = strchr(line, '\n');
         if (end)
             *end++ = 0;
@@ -236,21 +238,38 @@ static bool read_file(Arguments *all, const char *path, Error *e)
     return good;
 }
 
+// What an unset variable of a script makes of "$folder" would train anew, or evaluate nothing. --init-from
+// and
+// --save-init may be empty: so scripts/sweep takes back what a run file says.
+static bool check_given(const Option *o, const char *value, Error *e)
+{
+    bool empty = !*value && (!strcmp(o->name, "resume") || !strcmp(o->name, "eval"));
+    return !empty || error_set(e, "--%s: is empty; name a %s, or leave the option out", o->name,
+                               *o->name == 'r' ? "checkpoint or a folder" : "file, as text=FILE");
+}
+
 bool config_arguments(Arguments *all, int argc, char **argv, Error *e)
 {
     const Option *o = NULL;
     const char *value = NULL;
     *all = (Arguments){0};
-    add_argument(all, argv[0]);
+    add_argument(all, xstrdup(argv[0]));
     for (int i = 1; i < argc;) {
-        if (!argument_take(argc, argv, &i, &o, &value, e))
+        if (!argument_take(argc, argv, &i, &o, &value, e) || !check_given(o, value, e))
             return false;
         if (!strcmp(o->name, "config") && !read_file(all, value, e))
             return false;
     }
     for (int i = 1; i < argc; i++)
-        add_argument(all, argv[i]);
+        add_argument(all, xstrdup(argv[i]));
     return true;
+}
+
+void arguments_free(Arguments *all)
+{
+    for (int i = 0; i < all->argc; i++)
+        free(all->argv[i]);
+    free(all->argv);
 }
 
 bool arguments_name(int argc, char **argv, const char *option)

@@ -12,12 +12,13 @@
 
 typedef struct {
     int argc;
-    char **argv; // ends with NULL. The array is owned, and texts are kept as long as the program runs
+    char **argv; // ends with NULL. The array and the texts are owned, by arguments_free
 } Arguments;
 
 // The command line with the options of the files that it names with --config before its own, which so
 // override them. False for a file that cannot be read or has a mistake, with its line in e.
 bool config_arguments(Arguments *all, int argc, char **argv, Error *e);
+void arguments_free(Arguments *all);
 bool arguments_name(int argc, char **argv, const char *option); // not in a file
 // Whether something is trained; else the run validates, evaluates or samples with given weights. --sample,
 // and --eval with weights, ask for nothing else where no data are named and nothing for every so many steps;

@@ -3,13 +3,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-double draw_uniform(uint64_t *state) // splitmix64
+static uint64_t mix(uint64_t z) // splitmix64
 {
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
+    return z ^ (z >> 31);
 }
+
+double draw_uniform(uint64_t *state)
+{
+    *state += 0x9e3779b97f4a7c15u;
+    return (double)(mix(*state) >> 11) * 0x1p-53;
+}
+
+// Seeds are below 2^53: the low 11 bits of a text's number fill the bits above. The others, of which mix()
+// keeps none as none, tell apart texts whose low bits are equal.
+uint64_t draw_state(uint64_t seed, uint64_t text) { return seed ^ text << 53 ^ mix(text >> 11); }
 
 // heap (n): no entry is below those at 2 i + 1 and 2 i + 2. Restores that below i.
 static void sift_down(float *heap, int n, int i)

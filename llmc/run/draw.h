@@ -18,3 +18,5 @@ typedef struct {
 int draw_token(const DrawRule *rule, float *z, int vocab, const bool *seen, double uniform);
 
 double draw_uniform(uint64_t *state); // in [0, 1); the state moves on
+// The first state for the text of that number, from 0: other random numbers for each text.
+uint64_t draw_state(uint64_t seed, uint64_t text);

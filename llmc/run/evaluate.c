@@ -1,6 +1,6 @@
 #include "llmc/run/evaluate.h"
+#include "llmc/io/append_file.h"
 #include "llmc/run/vocabulary.h"
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -12,10 +12,10 @@ struct Evaluation {
     int document, vocab; // the document token; ids of the vocabulary
     int count;
     EvalSet set[MAX_EVALS];
-    FILE *items;     // NULL without --eval-items
-    float *losses;   // (part_tokens) of a batch
-    float *logits;   // (padded vocabulary)
-    double shown_at; // progress
+    AppendFile items; // without a path: no --eval-items
+    float *losses;    // (part_tokens) of a batch
+    float *logits;    // (padded vocabulary)
+    double shown_at;  // progress
 };
 
 // ---- files ------------------------------------------------------------------------------------------------
@@ -51,8 +51,9 @@ static bool open_items(Evaluation *v, Error *e)
     if (!*path || comm_rank())
         return true;
     bool goes_on = v->t->loader && *v->t->config->resume; // its lines name their steps
-    v->items = fopen(path, goes_on ? "ae" : "we");
-    return v->items || error_set(e, "--eval-items: %s cannot be written: %s", path, strerror(errno));
+    Error why;
+    return append_file_continue(&v->items, xstrdup(path), goes_on, &why) ||
+           error_set(e, "--eval-items: %s", why.text);
 }
 
 static bool open_all(Evaluation *v, Error *e)
@@ -91,8 +92,8 @@ void evaluation_close(Evaluation *v)
         return;
     for (int i = 0; i < v->count; i++)
         eval_set_close(&v->set[i]);
-    if (v->items)
-        fclose(v->items);
+    if (v->items.path)
+        append_file_close(&v->items);
     free(v->losses);
     free(v->logits);
     free(v);
@@ -248,7 +249,7 @@ static void put_json(const EvalSet *s, int64_t item, const EvalScore *scores, Js
     }
 }
 
-static void write_item(const Evaluation *v, const EvalSet *s, int64_t i, const EvalScore *scores)
+static void write_item(Evaluation *v, const EvalSet *s, int64_t i, const EvalScore *scores)
 {
     size_t bytes;
     JsonRecord *r = json_record("item");
@@ -259,21 +260,15 @@ static void write_item(const Evaluation *v, const EvalSet *s, int64_t i, const E
         json_number(r, "line", (double)s->items[i].line);
     put_json(s, i, scores, r);
     char *line = json_line(r, &bytes);
-    fwrite(line, 1, bytes, v->items);
+    append_file_write(&v->items, line, bytes);
     free(line);
 }
 
 // A full disk does not end a run.
 static void write_items(Evaluation *v, const EvalSet *s, const EvalScore *scores)
 {
-    for (int64_t i = 0; i < s->count && v->items; i++)
+    for (int64_t i = 0; i < s->count && v->items.path && v->items.fd >= 0; i++)
         write_item(v, s, i, scores);
-    if (!v->items || (!fflush(v->items) && !ferror(v->items)))
-        return;
-    note("--eval-items: %s cannot be written: %s; the run goes on without it", v->t->config->eval_items,
-         strerror(errno));
-    fclose(v->items);
-    v->items = NULL;
 }
 
 bool evaluation_run(Evaluation *v, int index, bool final, Evaluated *r, Error *e)

@@ -157,7 +157,7 @@ static void show(Sampler *s)
         if (s->current < s->prompts.count)
             write_head(s);
     }
-    fflush(s->f);
+    flush_output(s->f);
 }
 
 // ---- tokens -----------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ static void begin_text(Sampler *s, int slot)
     text->end = (int)text->prompt_length + 1 + c->num_tokens;
     text->tokens = xcalloc((size_t)text->end, sizeof *text->tokens);
     text->seen = xcalloc((size_t)config_vocab_padded(c), sizeof *text->seen);
-    text->random = (uint64_t)c->seed ^ (uint64_t)s->begun << 53; // seeds are below that
+    text->random = draw_state((uint64_t)c->seed, (uint64_t)s->begun);
     text->tokens[text->count++] = tokenizer_document(s->tokenizer);
     for (size_t i = 0; i < text->prompt_length; i++) {
         text->seen[text->prompt[i]] = true;
@@ -265,7 +265,7 @@ void sampler_write(Sampler *s, FILE *f)
     s->f = f;
     trainer_complete_weights(s->trainer);
     write_head(s);
-    fflush(f);
+    flush_output(f);
     while (step(s))
         ;
     s->ms = 1e3 * (seconds_now() - began) - s->prompts_ms;

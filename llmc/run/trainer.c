@@ -48,9 +48,7 @@ void trainer_finish_schedule(Trainer *t)
 {
     t->step =
         config_total_steps(t->config); // else a validation would move the windows back to those of step 0
-    rope_start(&t->rope, t->config);
-    for (int i = 0; i < t->step; i++)
-        rope_follow_window(&t->rope, t->config, schedule_window(t->config, i));
+    rope_follow_steps(&t->rope, t->config, t->step);
     follow(t, t->config->window_extension);
     trainer_rebuild_rope(t);
 }
