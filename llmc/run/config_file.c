@@ -239,8 +239,7 @@ static bool read_file(Arguments *all, const char *path, Error *e)
 }
 
 // What an unset variable of a script makes of "$folder" would train anew, or evaluate nothing. --init-from
-// and
-// --save-init may be empty: so scripts/sweep takes back what a run file says.
+// and --save-init may be empty: so scripts/sweep takes back what a run file says.
 static bool check_given(const Option *o, const char *value, Error *e)
 {
     bool empty = !*value && (!strcmp(o->name, "resume") || !strcmp(o->name, "eval"));
