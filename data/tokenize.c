@@ -132,14 +132,17 @@ static void wait_for(Ring *ring, Job *job)
 
 // ---- the run ----------------------------------------------------------------------------------------------
 
-// SIGINT and SIGTERM are blocked and read from this descriptor: a handler that runs just before read(2) does
-// not end the wait for a pipe.
+// SIGINT, SIGTERM and SIGHUP are blocked and read from this descriptor: a handler that runs just before
+// read(2) does not end the wait for a pipe.
 static int catch_requests_to_stop(void)
 {
     sigset_t requests;
     sigemptyset(&requests);
     sigaddset(&requests, SIGINT);
     sigaddset(&requests, SIGTERM);
+    struct sigaction hangup;
+    if (sigaction(SIGHUP, NULL, &hangup) || hangup.sa_handler != SIG_IGN) // nohup ignores it
+        sigaddset(&requests, SIGHUP);
     sigprocmask(SIG_BLOCK, &requests, NULL); // of the threads to come, too
     int fd = signalfd(-1, &requests, SFD_CLOEXEC);
     if (fd < 0)

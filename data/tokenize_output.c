@@ -1,8 +1,11 @@
 #include "data/tokenize_output.h"
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,6 +22,33 @@ static const char *name_of(const char *path)
     return slash ? slash + 1 : path;
 }
 
+static char *val_path(const Output *out)
+{
+    return out->o->val_out ? xstrdup(out->o->val_out) : format_string("%s_val_000000.bin", out->prefix);
+}
+
+static char *train_path(const Output *out, int number)
+{
+    return format_string("%s_train_%06d.bin", out->prefix, number);
+}
+
+// The number in the name of a training shard; -1: it is none of this data set.
+static int shard_number(const Output *out, const char *name)
+{
+    const char *begin = name_of(out->prefix);
+    size_t length = strlen(begin);
+    char again[32];
+    if (strncmp(name, begin, length) != 0 || strncmp(name + length, "_train_", 7) != 0)
+        return -1;
+    long number = strtol(name + length + 7, NULL, 10);
+    if (number < 1 || number > INT32_MAX)
+        return -1;
+    snprintf(again, sizeof again, "_train_%06ld.bin", number);
+    return strcmp(name + length, again) ? -1 : (int)number;
+}
+
+// ---- opening ----------------------------------------------------------------------------------------------
+
 // Whether --val-out is one of the files that NAME_train_*.bin finds: they would be trained on, or removed.
 static bool val_is_training_shard(const Output *out)
 {
@@ -33,9 +63,57 @@ static bool val_is_training_shard(const Output *out)
     return same;
 }
 
+// Two calls at once would mix their shards, so this file is locked until output_free.
+static bool lock_data_set(Output *out, Error *e)
+{
+    char *folder = folder_of(out->prefix);
+    out->lock_path = format_string("%s.%s_tokenize.lock", folder, name_of(out->prefix));
+    free(folder);
+    for (;;) {
+        int fd = open(out->lock_path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        if (fd < 0)
+            return error_set(e, "cannot write %s: %s", out->lock_path, strerror(errno));
+        if (flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) { // some file systems have no locks at all
+            close(fd);
+            return error_set(e, "another tokenize is writing this data set, %s", out->prefix);
+        }
+        struct stat s, t;
+        if (!fstat(fd, &s) && !stat(out->lock_path, &t) && s.st_dev == t.st_dev && s.st_ino == t.st_ino) {
+            out->lock = fd;
+            return true;
+        }
+        close(fd); // the call that held it has just removed it
+    }
+}
+
+static bool is_training_shard(const void *context, const char *name)
+{
+    const Output *out = context;
+    return shard_number(out, name) > 0;
+}
+
+static bool is_validation_shard(const void *context, const char *name)
+{
+    const Output *out = context;
+    char *path = val_path(out);
+    bool same = !strcmp(name, name_of(path));
+    free(path);
+    return same;
+}
+
+static void remove_stale(const Output *out)
+{
+    char *val = val_path(out), *val_folder = folder_of(val), *folder = folder_of(out->prefix);
+    shard_writer_remove_stale(folder, is_training_shard, out);
+    shard_writer_remove_stale(val_folder, is_validation_shard, out);
+    free(val);
+    free(val_folder);
+    free(folder);
+}
+
 bool output_open(Output *out, const TokenizeOptions *o, const Tokenizer *t, Error *e)
 {
-    *out = (Output){.o = o, .t = t};
+    *out = (Output){.o = o, .t = t, .lock = -1};
     struct stat s;
     size_t len = strlen(o->out);
     if (len == 0)
@@ -52,18 +130,13 @@ bool output_open(Output *out, const TokenizeOptions *o, const Tokenizer *t, Erro
     if (o->val_out && val_is_training_shard(out))
         return error_set(e, "--val-out %s has the name of a shard of the training set; give another",
                          o->val_out);
+    if (!lock_data_set(out, e))
+        return false;
+    remove_stale(out);
     return true;
 }
 
-static char *val_path(const Output *out)
-{
-    return out->o->val_out ? xstrdup(out->o->val_out) : format_string("%s_val_000000.bin", out->prefix);
-}
-
-static char *train_path(const Output *out, int number)
-{
-    return format_string("%s_train_%06d.bin", out->prefix, number);
-}
+// ---- writing ----------------------------------------------------------------------------------------------
 
 static bool for_validation(const Output *out)
 {
@@ -115,6 +188,8 @@ bool output_begin_document(Output *out, Error *e)
     out->current = &out->train[out->train_count - 1];
     return true;
 }
+
+// ---- publishing -------------------------------------------------------------------------------------------
 
 // Data sets are replaced as a whole: shards of an older, larger one would be picked up by NAME_train_*.bin.
 static void remove_older(const Output *out)
@@ -205,6 +280,11 @@ void output_free(Output *out)
     for (int i = 0; i < out->train_count; i++)
         shard_writer_free(&out->train[i]);
     shard_writer_free(&out->val);
+    if (out->lock >= 0) {
+        unlink(out->lock_path);
+        close(out->lock);
+    }
     free(out->train);
+    free(out->lock_path);
     free(out->prefix);
 }

@@ -10,6 +10,8 @@ typedef struct {
     const TokenizeOptions *o;
     const Tokenizer *t;
     char *prefix;
+    char *lock_path;
+    int lock;           // the descriptor; -1: not locked
     ShardWriter *train; // (train_count), the last one is growing
     int train_count;
     ShardWriter val, *current; // current: where the document being written goes
@@ -18,7 +20,7 @@ typedef struct {
 } Output;
 
 // Every shard is a temporary file until output_publish. o, t: must outlive it. False, with a line, when --out
-// is no place for shards.
+// is no place for shards, or another call is writing this data set.
 bool output_open(Output *out, const TokenizeOptions *o, const Tokenizer *t, Error *e);
 // Ends the document before, and sets `current` to where the next one goes.
 bool output_begin_document(Output *out, Error *e);

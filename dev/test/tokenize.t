@@ -69,6 +69,65 @@ sub refuses {
     like($val, qr{note: .*two_train_000001\.bin is of an earlier call and stays: }, 'validation alone: the older training set');
 }
 
+# All names in a folder, those with a leading dot too.
+sub all_in { opendir my $d, $_[0] or return (); return sort grep { !/^\.\.?$/ } readdir $d }
+
+# A call that waits for text on standard input: its process, where to write, and what it prints.
+sub begin {
+    my @command = @_;
+    my $pid = open3(my $to, my $from, 0, @command);
+    wait_for_signal_set($pid, SigBlk => 2);
+    return ($pid, $to, $from);
+}
+
+# Two calls at once for one data set: the second is refused, and what the first writes is all there is.
+{
+    my @busy = (qw(--vocab bytes --name busy --out), "$dir/busy/");
+    my ($pid, $to, $from) = begin($program, @busy, '-');
+    for (1 .. 1000) { last if -e "$dir/busy/.busy_tokenize.lock"; sleep 0.01 }
+    spew("$dir/second.txt", 'second');
+    refuses('a second call for a data set', 1, qr{another tokenize is writing this data set, \S+/busy/busy$}, @busy, "$dir/second.txt");
+    my ($got) = run(qw(--vocab bytes --name idle --out), "$dir/busy/", "$dir/second.txt");
+    is($got, '0', 'another data set in the folder may be written');
+    print $to 'first';
+    close $to;
+    waitpid $pid, 0;
+    ok($? == 0 && same(shard("$dir/busy/busy_train_000001.bin", 257, 257), 'first'), 'and the first call is as if it had been alone');
+    is_deeply([grep { /^\./ } all_in("$dir/busy")], [], 'no hidden file is left');
+}
+
+# What a call that was killed has left has a name that no pattern of shards matches, and the next call removes it.
+{
+    my @killed = (qw(--vocab bytes --threads 1 --shard-tokens 5 --split blank-lines --val-fraction 0.1 --name mine --out), "$dir/killed/");
+    my ($pid, $to, $from) = begin($program, @killed, '-');
+    print $to +('some words ' x 4000 . "\n\n") x 300; # more than the ring of jobs holds
+    $to->flush;
+    for (1 .. 1000) { last if grep({ /tmp/ } all_in("$dir/killed")) > 2; sleep 0.01 }
+    kill KILL => $pid;
+    waitpid $pid, 0;
+    my $temporary = grep { /tmp/ } all_in("$dir/killed");
+    ok($temporary > 2 && !(() = glob "$dir/killed/mine_train_* $dir/killed/mine_val_*"), 'killed: no pattern matches its temporary files');
+    spew("$dir/killed/.else_train_000001.bin.tmp.$pid", '');
+    spew("$dir/killed/.mine_train_000009.bin.tmp.$$", '');
+    run(@killed, spew("$dir/short.txt", "one\n\n" x 10));
+    is_deeply([grep { /^\./ } all_in("$dir/killed")], [".else_train_000001.bin.tmp.$pid", ".mine_train_000009.bin.tmp.$$"],
+        'and the next call removes them, but none of another data set or a live process');
+}
+
+# A terminal that is closed ends it as SIGINT does, unless that is ignored.
+for my $ignored (0, 1) {
+    my @hangup = ($^X, '-e', '$SIG{HUP} = shift; exec @ARGV', $ignored ? 'IGNORE' : 'DEFAULT', $program);
+    my ($pid, $to, $from) = begin(@hangup, qw(--vocab bytes --name hup --out), "$dir/hup$ignored/", '-');
+    kill HUP => $pid;
+    print $to 'text' if $ignored;
+    close $to if $ignored;
+    my $said = join '', <$from>;
+    waitpid $pid, 0;
+    like("$? $said", $ignored ? qr/^0 / : qr/^768 tokenize: error: interrupted; nothing was written\n\z/, 'SIGHUP ' . ($ignored ? 'is ignored under nohup' : 'interrupts'));
+    my @there = all_in("$dir/hup$ignored");
+    is(scalar(@there), $ignored ? 2 : 0, 'and the files are there or not: ' . @there);
+}
+
 # ---- text files, folders, standard input -------------------------------------------------------------------------------
 
 my $seed = 7;
