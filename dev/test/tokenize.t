@@ -9,6 +9,7 @@ use File::Path qw(make_path);
 use File::Temp qw(tempdir);
 use IPC::Open3 qw(open3);
 use MIME::Base64 qw(encode_base64);
+use POSIX qw(mkfifo);
 use Symbol qw(gensym);
 use FindBin;
 use IO::Select;
@@ -193,6 +194,17 @@ ok(!grep({ length($_) < 2 * 400000 } @parts[0 .. $#parts - 1]), 'every shard but
 run('--vocab', 'bytes', '--out', "$dir/cut/", '--shard-tokens', 4000000, "$dir/many.jsonl");
 is(scalar(my @left = glob "$dir/cut/text_train_*.bin"), 2, 'a smaller data set of the same name leaves no older shards behind');
 
+{
+    my @gap = (qw(--vocab bytes --split blank-lines --name gap --out), "$dir/gap/", spew("$dir/short.txt", "one\n\n" x 10));
+    run(@gap, '--shard-tokens', 5);
+    unlink glob "$dir/gap/gap_train_00000[23].bin";
+    spew("$dir/gap/$_", '') for qw(gap_train_1000000.bin gap_train_mine.bin other_train_000007.bin);
+    (undef, undef, my $said) = run(@gap);
+    is_deeply([shards_in("$dir/gap")], [qw(gap_tokenize.txt gap_train_000001.bin gap_train_mine.bin other_train_000007.bin)],
+        'nor does it where their numbers have gaps; files of other names stay');
+    like($said, qr/note: removed \d+ shards of an older/, 'and says how many it removed');
+}
+
 run('--vocab', 'bytes', '--out', "$dir/f", '--val-fraction', 0.1, '--val-out', "$dir/own_val.bin", "$dir/many.jsonl");
 my @tenth = @documents[grep { $_ % 10 == 9 } 0 .. $#documents];
 my @others = @documents[grep { $_ % 10 != 9 } 0 .. $#documents];
@@ -255,6 +267,46 @@ refuses('a count that is no number', 2, qr/--shard-tokens 1e6: expected/, @to, '
 refuses('a fraction above one', 2, qr/--val-fraction 2: expected/, @to, '--val-fraction', 2, "$dir/texts");
 refuses('two rules for validation', 2, qr/exclude each other/, @to, '--val-fraction', 0.5, '--val-tokens', 5, "$dir/texts");
 refuses('a value left out', 2, qr/--vocab needs a value/, '--vocab');
+
+# An output that would replace an input, or that nothing can be renamed to, is refused before anything is read or replaced.
+{
+    make_path("$dir/own");
+    my $mine = spew("$dir/own/mine.txt", "one\n\ntwo\n\nthree\n");
+    my @own = (qw(--vocab bytes --split blank-lines --name own --out), "$dir/own/");
+    my @half = qw(--val-fraction 0.5 --val-out);
+    run(@own, spew("$dir/older.txt", 'older'));
+    my $older = slurp("$dir/own/own_train_000001.bin");
+    link $mine, "$dir/own/hard" or die;
+    my $read = qr{ is read and would be replaced; give the output another name$};
+    refuses('--val-out that is an input', 1, qr{/own/\./mine\.txt$read}, @own, @half, "$dir/own/./mine.txt", $mine);
+    refuses('...or another name of it', 1, $read, @own, @half, "$dir/own/hard", $mine);
+    refuses('...or of standard input', 1, $read, @own, @half, "$dir/stdin", '-');
+    refuses('a shard that is an input', 1, $read, @own, spew("$dir/own/own_train_000002.bin", 'text'));
+    is(slurp("$dir/own/own_train_000002.bin") . slurp($mine), "textone\n\ntwo\n\nthree\n", 'and the inputs are as they were');
+    unlink "$dir/own/own_train_000002.bin";
+    my $odd = qr{ is no regular file and cannot be replaced; give another name$};
+    refuses('--val-out that is a folder', 1, $odd, @own, @half, "$dir/empty", $mine);
+    mkfifo("$dir/fifo", 0600) or die;
+    refuses('--val-out that is a FIFO', 1, $odd, @own, @half, "$dir/fifo", $mine);
+    refuses('--val-out without a name', 1, qr{'' is no name for a file to write}, @own, @half, '', $mine);
+    make_path("$dir/own/own_val_000000.bin");
+    refuses('a validation set that is a folder', 1, $odd, @own, qw(--val-fraction 0.5), $mine);
+    is(slurp("$dir/own/own_train_000001.bin"), $older, 'and the older training set is as it was');
+    make_path("$dir/own/own_train_000003.bin");
+    refuses('a shard that is a folder', 1, $odd, @own, $mine);
+}
+
+# Nobody reads what it prints: all files are there, and its status says so.
+{
+    my @gone = (qw(--vocab bytes --split blank-lines --shard-tokens 5 --val-fraction 0.2 --name gone --out), "$dir/gone/");
+    my ($pid, $to, $from) = begin('sh', '-c', 'exec "$@" 2>"$0"', "$dir/said", $program, @gone, '-');
+    close $from;
+    print $to "one\n\n" x 10;
+    close $to;
+    waitpid $pid, 0;
+    is($? . ' ' . slurp("$dir/said"), "256 tokenize: error: cannot write to standard output: Broken pipe; the shards are complete\n", 'standard output is closed');
+    is_deeply([all_in("$dir/gone")], ['gone_tokenize.txt', (map { "gone_train_00000$_.bin" } 1 .. 4), 'gone_val_000000.bin'], 'and all files are there');
+}
 
 # A limit on file size stands in for a full disk: the write fails halfway, the data set that was there survives.
 my $before = slurp("$dir/t1_train_000001.bin");
