@@ -146,6 +146,16 @@ ok($status eq 0 && same(shard("$dir/folder/new/small_train_000001.bin", 257, 257
     or diag $err;
 like($out, qr/^5 documents, .* 22 tokens/m, 'the summary counts documents and tokens');
 is_deeply([shards_in("$dir/folder/new")], ['small_tokenize.txt', 'small_train_000001.bin'], 'no other file is left');
+unlike($err, qr/left out of/, 'and nothing is said of them');
+{
+    make_path("$dir/linked/deep");
+    spew("$dir/linked/a.txt", 'here');
+    mkfifo("$dir/linked/deep/fifo", 0600) or die;
+    symlink $$_[0], "$dir/linked/$$_[1]" or die for ["$dir/texts", 'more'], ["$dir/nowhere", 'none'], ["$dir/texts/B.txt", 'own.txt'];
+    (undef, undef, $err) = run(qw(--vocab bytes --out), "$dir/links", "$dir/linked");
+    ok(same(shard("$dir/links_train_000001.bin", 257, 257), 'here', 'capital'), 'a link to a file is read');
+    like($err, qr{\Atokenize: note: left out of the input folder \S+/linked, .*: 3, the first is \S+/linked/deep/fifo; .*\n\z}, 'others are named');
+}
 run('--vocab', 'bytes', '--out', "$dir/prefix", "$dir/texts/B.txt", "$dir/texts/a.txt");
 ok(same(shard("$dir/prefix_train_000001.bin", 257, 257), @text{'texts/B.txt', 'texts/a.txt'}), '--out as the start of file names');
 run(\"from a pipe", '--vocab', 'bytes', '--out', "$dir/stdin_text", '--input', '-');
