@@ -132,14 +132,17 @@ static void wait_for(Ring *ring, Job *job)
 
 // ---- the run ----------------------------------------------------------------------------------------------
 
-// SIGINT and SIGTERM are blocked and read from this descriptor: a handler that runs just before read(2) does
-// not end the wait for a pipe.
+// SIGINT, SIGTERM and SIGHUP are blocked and read from this descriptor: a handler that runs just before
+// read(2) does not end the wait for a pipe.
 static int catch_requests_to_stop(void)
 {
     sigset_t requests;
     sigemptyset(&requests);
     sigaddset(&requests, SIGINT);
     sigaddset(&requests, SIGTERM);
+    struct sigaction hangup;
+    if (sigaction(SIGHUP, NULL, &hangup) || hangup.sa_handler != SIG_IGN) // nohup ignores it
+        sigaddset(&requests, SIGHUP);
     sigprocmask(SIG_BLOCK, &requests, NULL); // of the threads to come, too
     int fd = signalfd(-1, &requests, SFD_CLOEXEC);
     if (fd < 0)
@@ -351,7 +354,7 @@ static bool tokenize(const TokenizeOptions *o, const Tokenizer *t, const TextFil
     Output out;
     p->start = p->last_shown = seconds_now();
     p->terminal = isatty(STDERR_FILENO);
-    bool good = output_open(&out, o, t, e) && run_threads(o, t, files, requests, &out, p, e);
+    bool good = output_open(&out, o, t, files, e) && run_threads(o, t, files, requests, &out, p, e);
     if (p->terminal)
         fputs("\r\033[K", stderr);
     if (good)
@@ -359,6 +362,7 @@ static bool tokenize(const TokenizeOptions *o, const Tokenizer *t, const TextFil
     good = good && output_publish(&out, e);
     if (good) {
         write_log(&out, o, files, p);
+        output_print(&out);
         note_unicode(t);
         note_long_documents(&out, o);
         double seconds = seconds_now() - p->start;
@@ -382,6 +386,7 @@ int main(int argc, char **argv)
     TokenizeOptions o = tokenize_options(argc, argv);
     int requests = catch_requests_to_stop();
     signal(SIGXFSZ, SIG_IGN); // a file size limit then fails the write, with a message
+    signal(SIGPIPE, SIG_IGN); // so does a reader that has gone, as in `| head -1`
     Error e;
     TextFileList files = {.split = o.split};
     Progress progress = {0};
@@ -395,6 +400,9 @@ int main(int argc, char **argv)
         fatal(EXIT_INTERRUPTED, "interrupted; nothing was written");
     if (!good)
         fatal(EXIT_BAD_INPUT, "%s", e.text);
+    if (fflush(stdout) || ferror(stdout))
+        fatal(EXIT_BAD_INPUT, "cannot write to standard output: %s; the shards are complete",
+              strerror(errno));
     tokenizer_free(t);
     text_files_free(&files);
     free(o.inputs);

@@ -1,8 +1,12 @@
 #include "data/tokenize_output.h"
+#include "llmc/base/grow.h"
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,6 +23,54 @@ static const char *name_of(const char *path)
     return slash ? slash + 1 : path;
 }
 
+static char *val_path(const Output *out)
+{
+    return out->o->val_out ? xstrdup(out->o->val_out) : format_string("%s_val_000000.bin", out->prefix);
+}
+
+static char *train_path(const Output *out, int number)
+{
+    return format_string("%s_train_%06d.bin", out->prefix, number);
+}
+
+// The number in the name of a training shard; -1: it is none of this data set.
+static int shard_number(const Output *out, const char *name)
+{
+    const char *begin = name_of(out->prefix);
+    size_t length = strlen(begin);
+    char again[32];
+    if (strncmp(name, begin, length) != 0 || strncmp(name + length, "_train_", 7) != 0)
+        return -1;
+    long number = strtol(name + length + 7, NULL, 10);
+    if (number < 1 || number > INT32_MAX)
+        return -1;
+    snprintf(again, sizeof again, "_train_%06ld.bin", number);
+    return strcmp(name + length, again) ? -1 : (int)number;
+}
+
+// The numbers of the training shards in the folder, (*count), owned by the caller.
+static int *shards_there(const Output *out, int *count)
+{
+    char *folder = folder_of(out->prefix);
+    DIR *dir = opendir(folder);
+    size_t capacity = 0;
+    int *numbers = grow(NULL, &capacity, 1, sizeof *numbers);
+    *count = 0;
+    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+        int number = shard_number(out, entry->d_name);
+        if (number < 0)
+            continue;
+        numbers = grow(numbers, &capacity, (size_t)*count + 1, sizeof *numbers);
+        numbers[(*count)++] = number;
+    }
+    if (dir)
+        closedir(dir);
+    free(folder);
+    return numbers;
+}
+
+// ---- opening ----------------------------------------------------------------------------------------------
+
 // Whether --val-out is one of the files that NAME_train_*.bin finds: they would be trained on, or removed.
 static bool val_is_training_shard(const Output *out)
 {
@@ -33,9 +85,115 @@ static bool val_is_training_shard(const Output *out)
     return same;
 }
 
-bool output_open(Output *out, const TokenizeOptions *o, const Tokenizer *t, Error *e)
+// Two calls at once would mix their shards, so this file is locked until output_free.
+static bool lock_data_set(Output *out, Error *e)
 {
-    *out = (Output){.o = o, .t = t};
+    char *folder = folder_of(out->prefix);
+    out->lock_path = format_string("%s.%s_tokenize.lock", folder, name_of(out->prefix));
+    free(folder);
+    for (;;) {
+        int fd = open(out->lock_path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        if (fd < 0)
+            return error_set(e, "cannot write %s: %s", out->lock_path, strerror(errno));
+        if (flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) { // some file systems have no locks at all
+            close(fd);
+            return error_set(e, "another tokenize is writing this data set, %s", out->prefix);
+        }
+        struct stat s, t;
+        if (!fstat(fd, &s) && !stat(out->lock_path, &t) && s.st_dev == t.st_dev && s.st_ino == t.st_ino) {
+            out->lock = fd;
+            return true;
+        }
+        close(fd); // the call that held it has just removed it
+    }
+}
+
+static bool is_training_shard(const void *context, const char *name)
+{
+    const Output *out = context;
+    return shard_number(out, name) > 0;
+}
+
+static bool is_validation_shard(const void *context, const char *name)
+{
+    const Output *out = context;
+    char *path = val_path(out);
+    bool same = !strcmp(name, name_of(path));
+    free(path);
+    return same;
+}
+
+static void remove_stale(const Output *out)
+{
+    char *val = val_path(out), *val_folder = folder_of(val), *folder = folder_of(out->prefix);
+    shard_writer_remove_stale(folder, is_training_shard, out);
+    shard_writer_remove_stale(val_folder, is_validation_shard, out);
+    free(val);
+    free(val_folder);
+    free(folder);
+}
+
+// The files that are read, as the system tells them apart: another name or a link is the same file.
+typedef struct {
+    struct stat *files; // (count), owned
+    size_t count;
+} Inputs;
+
+static Inputs stat_inputs(const TextFileList *list, const char *vocab)
+{
+    Inputs in = {.files = xcalloc(list->count + 1, sizeof *in.files)};
+    in.count = stat(vocab, in.files) == 0;
+    for (size_t i = 0; i < list->count; i++) {
+        const char *path = list->files[i].path;
+        struct stat *s = &in.files[in.count];
+        in.count += (strcmp(path, "-") ? stat(path, s) : fstat(STDIN_FILENO, s)) == 0;
+    }
+    return in;
+}
+
+// Whether a file may be put at the path, which may be taken by an older one.
+static bool check_target(const char *path, const Inputs *in, Error *e)
+{
+    struct stat s;
+    if (!*name_of(path))
+        return error_set(e, "'%s' is no name for a file to write; give another", path);
+    if (stat(path, &s))
+        return true;
+    if (!S_ISREG(s.st_mode))
+        return error_set(e, "%s is no regular file and cannot be replaced; give another name", path);
+    for (size_t i = 0; i < in->count; i++) {
+        if (in->files[i].st_dev == s.st_dev && in->files[i].st_ino == s.st_ino)
+            return error_set(e, "%s is read and would be replaced; give the output another name", path);
+    }
+    return true;
+}
+
+// Everything that publishing replaces or removes.
+static bool check_targets(const Output *out, const TextFileList *list, Error *e)
+{
+    const TokenizeOptions *o = out->o;
+    Inputs in = stat_inputs(list, o->vocab);
+    int count;
+    int *numbers = shards_there(out, &count);
+    bool good = true, trains = o->val_fraction<1, validates = o->val_fraction> 0 || o->val_tokens > 0;
+    for (int i = 0; i < count && trains && good; i++) {
+        char *path = train_path(out, numbers[i]);
+        good = check_target(path, &in, e);
+        free(path);
+    }
+    char *val = val_path(out), *log = format_string("%s_tokenize.txt", out->prefix);
+    good = good && (!validates || check_target(val, &in, e)) && check_target(log, &in, e);
+    free(val);
+    free(log);
+    free(numbers);
+    free(in.files);
+    return good;
+}
+
+bool output_open(Output *out, const TokenizeOptions *o, const Tokenizer *t, const TextFileList *inputs,
+                 Error *e)
+{
+    *out = (Output){.o = o, .t = t, .lock = -1};
     struct stat s;
     size_t len = strlen(o->out);
     if (len == 0)
@@ -52,18 +210,13 @@ bool output_open(Output *out, const TokenizeOptions *o, const Tokenizer *t, Erro
     if (o->val_out && val_is_training_shard(out))
         return error_set(e, "--val-out %s has the name of a shard of the training set; give another",
                          o->val_out);
-    return true;
+    if (!lock_data_set(out, e))
+        return false;
+    remove_stale(out);
+    return check_targets(out, inputs, e);
 }
 
-static char *val_path(const Output *out)
-{
-    return out->o->val_out ? xstrdup(out->o->val_out) : format_string("%s_val_000000.bin", out->prefix);
-}
-
-static char *train_path(const Output *out, int number)
-{
-    return format_string("%s_train_%06d.bin", out->prefix, number);
-}
+// ---- writing ----------------------------------------------------------------------------------------------
 
 static bool for_validation(const Output *out)
 {
@@ -116,17 +269,28 @@ bool output_begin_document(Output *out, Error *e)
     return true;
 }
 
+// ---- publishing -------------------------------------------------------------------------------------------
+
 // Data sets are replaced as a whole: shards of an older, larger one would be picked up by NAME_train_*.bin.
-static void remove_older(const Output *out)
+static bool remove_older(const Output *out, Error *e)
 {
-    int removed = 0;
-    for (bool there = true; there; removed += there) {
-        char *path = train_path(out, out->train_count + 1 + removed);
-        there = unlink(path) == 0;
+    int removed = 0, count;
+    bool good = true;
+    int *numbers = shards_there(out, &count);
+    for (int i = 0; i < count && good; i++) {
+        if (numbers[i] <= out->train_count)
+            continue;
+        char *path = train_path(out, numbers[i]);
+        good =
+            !unlink(path) || error_set(e, "cannot remove %s, which is of the older data set: %s; remove it",
+                                       path, strerror(errno));
+        removed += good;
         free(path);
     }
+    free(numbers);
     if (removed)
         note("removed %d shards of an older %s data set", removed, out->prefix);
+    return good;
 }
 
 // A call that writes one of the two sets leaves the other, which may be of the same text.
@@ -180,24 +344,26 @@ bool output_publish(Output *out, Error *e)
         return false;
     if (out->val.path && !shard_writer_finish(&out->val, e))
         return false;
+    if (out->val.path && !shard_writer_publish(&out->val, e))
+        return false;
     for (int i = 0; i < out->train_count; i++) {
         if (!shard_writer_publish(&out->train[i], e))
             return false;
+    }
+    return !out->train_count || remove_older(out, e);
+}
+
+void output_print(const Output *out)
+{
+    for (int i = 0; i < out->train_count; i++)
         print_shard(&out->train[i]);
-    }
-    if (out->val.path) {
-        if (!shard_writer_publish(&out->val, e))
-            return false;
+    if (out->val.path)
         print_shard(&out->val);
-    }
-    if (out->train_count)
-        remove_older(out);
     note_other_set(out);
-    if (out->train_count > 1 && last->tokens < out->o->shard_tokens / 20) {
+    if (out->train_count > 1 && out->train[out->train_count - 1].tokens < out->o->shard_tokens / 20) {
         note("the last shard is small; training needs one whole step (8 micro-batches) from every shard, or "
              "move it away");
     }
-    return true;
 }
 
 void output_free(Output *out)
@@ -205,6 +371,11 @@ void output_free(Output *out)
     for (int i = 0; i < out->train_count; i++)
         shard_writer_free(&out->train[i]);
     shard_writer_free(&out->val);
+    if (out->lock >= 0) {
+        unlink(out->lock_path);
+        close(out->lock);
+    }
     free(out->train);
+    free(out->lock_path);
     free(out->prefix);
 }

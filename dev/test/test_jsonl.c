@@ -102,6 +102,22 @@ static void test_good_records(void)
           "surrogates in a row");
 }
 
+// What is not read may be beyond a double, or beyond a name of jansson.
+static void test_unused_fields(void)
+{
+    char digits[500] = "{\"n\":-";
+    size_t at = strlen(digits);
+    memset(digits + at, '7', 400);
+    strcpy(digits + at + 400, ",\"text\":\"a\"}");
+    READS(digits, "a", "a number of 400 digits");
+    READS("{\"text\":\"a\",\"n\":[1e999,-0.5E+999,1e-999,0,-0,10.25]}", "a", "numbers beyond a double");
+    READS("{\"\\ud83d\":1,\"\\ude00\":2,\"b\\\\\\ud83d\":3,\"text\":\"a\"}", "a",
+          "names with half a surrogate pair");
+    READS("{\"\\u0000\":1,\"a\\u0000b\":{\"\\u0000\":2},\"text\":\"a\"}", "a", "names with U+0000");
+    READS("{\"te\\u0000xt\":\"b\",\"text\":\"a\",\"\\ud83d\\ude00\":1}", "a",
+          "names that are not the field's");
+}
+
 static void test_bad_records(void)
 {
     static const char *const not_json[] = {
@@ -125,6 +141,21 @@ static void test_bad_records(void)
         "{\"text\":\"a\tb\"}",
         "{\"text\":\"a\",\"n\":01}",
         "{\"text\":\"a\",\"n\":1.}",
+        "{\"text\":\"a\",\"n\":1e}",
+        "{\"text\":\"a\",\"n\":1e5e5}",
+        "{\"text\":\"a\",\"n\":1.5.2}",
+        "{\"text\":\"a\",\"n\":-}",
+        "{\"text\":\"a\",\"n\":--1}",
+        "{\"text\":\"a\",\"n\":1-2}",
+        "{\"text\":\"a\",\"n\":.5}",
+        "{\"text\":\"a\",\"n\":-01}",
+        "{\"text\":\"a\",\"n\":1 2}",
+        "{\"text\":\"a\",\"n\":1x}",
+        "{\"text\":\"a\",\"n\":0x5}",
+        "{\"text\":\"a\",1:2}",
+        "{\"text\":\"a\"}1",
+        "{\"text\":\"a\",\"\\ud83d\":1,\"\\ud83d\":2}",
+        "{\"text\":\"a\",\"\\q\":1}",
         "{\"text\":\"a\",\"n\":NaN}",
         "{\"text\":\"a\",\"n\":+1}",
         "{\"text\":\"a\",\"n\":True}",
@@ -156,6 +187,7 @@ int main(void)
 {
     PART(test_all_characters());
     PART(test_good_records());
+    PART(test_unused_fields());
     PART(test_bad_records());
     jsonl_record_free(&record);
     return tap_done();

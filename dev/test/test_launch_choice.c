@@ -38,6 +38,50 @@ static void test_choice(void)
     chooses("4", 4, 6, 0, 0, "divide --micro-batches 6");
 }
 
+// A rank beside no number of ranks.
+static void test_no_size(void)
+{
+    static const char *const names[][2] = {{"RANK", "WORLD_SIZE"},
+                                           {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+                                           {"PMI_RANK", "PMI_SIZE"},
+                                           {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}};
+    Rendezvous r;
+    Error e;
+    setenv("SLURM_STEP_ID", "0", 1);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *rank = names[i][0], *size = names[i][1];
+        unsetenv(size);
+        setenv(rank, "1", 1);
+        bool named = !rendezvous_find(&r, &e) && strstr(e.text, rank) && strstr(e.text, size);
+        ok(named, "a rank of how many: %s", e.text);
+        setenv(rank, "0", 1);
+        ok(!rendezvous_find(&r, &e) && !*e.text, "%s 0 alone is one rank", rank);
+        unsetenv(rank);
+    }
+    setenv("SLURM_PROCID", "1", 1);
+    unsetenv("SLURM_STEP_ID");
+    ok(!rendezvous_find(&r, &e) && !*e.text, "a shell inside of salloc is one rank");
+    unsetenv("SLURM_PROCID");
+}
+
+static void test_last_port(void)
+{
+    Rendezvous r;
+    Error e;
+    setenv("RANK", "0", 1);
+    setenv("WORLD_SIZE", "2", 1);
+    setenv("MASTER_ADDR", "localhost", 1);
+    setenv("MASTER_PORT", "65535", 1);
+    ok(rendezvous_find(&r, &e) && r.port == 65535, "the last port");
+    setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+    ok(!rendezvous_find(&r, &e) && strstr(e.text, "MASTER_PORT 65535"), "and none above it: %s", e.text);
+    setenv("MASTER_PORT", "65534", 1);
+    ok(rendezvous_find(&r, &e) && r.port == 65535, "torchrun's port is left to it");
+    const char *vars[] = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"};
+    for (size_t i = 0; i < sizeof vars / sizeof *vars; i++)
+        unsetenv(vars[i]);
+}
+
 static void test_environment(void)
 {
     char host[64];
@@ -79,6 +123,8 @@ static void test_environment(void)
 int main(void)
 {
     PART(test_choice());
+    PART(test_no_size());
+    PART(test_last_port());
     PART(test_environment());
     return tap_done();
 }

@@ -9,6 +9,7 @@ use File::Path qw(make_path);
 use File::Temp qw(tempdir);
 use IPC::Open3 qw(open3);
 use MIME::Base64 qw(encode_base64);
+use POSIX qw(mkfifo);
 use Symbol qw(gensym);
 use FindBin;
 use IO::Select;
@@ -69,6 +70,65 @@ sub refuses {
     like($val, qr{note: .*two_train_000001\.bin is of an earlier call and stays: }, 'validation alone: the older training set');
 }
 
+# All names in a folder, those with a leading dot too.
+sub all_in { opendir my $d, $_[0] or return (); return sort grep { !/^\.\.?$/ } readdir $d }
+
+# A call that waits for text on standard input: its process, where to write, and what it prints.
+sub begin {
+    my @command = @_;
+    my $pid = open3(my $to, my $from, 0, @command);
+    wait_for_signal_set($pid, SigBlk => 2);
+    return ($pid, $to, $from);
+}
+
+# Two calls at once for one data set: the second is refused, and what the first writes is all there is.
+{
+    my @busy = (qw(--vocab bytes --name busy --out), "$dir/busy/");
+    my ($pid, $to, $from) = begin($program, @busy, '-');
+    for (1 .. 1000) { last if -e "$dir/busy/.busy_tokenize.lock"; sleep 0.01 }
+    spew("$dir/second.txt", 'second');
+    refuses('a second call for a data set', 1, qr{another tokenize is writing this data set, \S+/busy/busy$}, @busy, "$dir/second.txt");
+    my ($got) = run(qw(--vocab bytes --name idle --out), "$dir/busy/", "$dir/second.txt");
+    is($got, '0', 'another data set in the folder may be written');
+    print $to 'first';
+    close $to;
+    waitpid $pid, 0;
+    ok($? == 0 && same(shard("$dir/busy/busy_train_000001.bin", 257, 257), 'first'), 'and the first call is as if it had been alone');
+    is_deeply([grep { /^\./ } all_in("$dir/busy")], [], 'no hidden file is left');
+}
+
+# What a call that was killed has left has a name that no pattern of shards matches, and the next call removes it.
+{
+    my @killed = (qw(--vocab bytes --threads 1 --shard-tokens 5 --split blank-lines --val-fraction 0.1 --name mine --out), "$dir/killed/");
+    my ($pid, $to, $from) = begin($program, @killed, '-');
+    print $to +('some words ' x 4000 . "\n\n") x 300; # more than the ring of jobs holds
+    $to->flush;
+    for (1 .. 1000) { last if grep({ /tmp/ } all_in("$dir/killed")) > 2; sleep 0.01 }
+    kill KILL => $pid;
+    waitpid $pid, 0;
+    my $temporary = grep { /tmp/ } all_in("$dir/killed");
+    ok($temporary > 2 && !(() = glob "$dir/killed/mine_train_* $dir/killed/mine_val_*"), 'killed: no pattern matches its temporary files');
+    spew("$dir/killed/.else_train_000001.bin.tmp.$pid", '');
+    spew("$dir/killed/.mine_train_000009.bin.tmp.$$", '');
+    run(@killed, spew("$dir/short.txt", "one\n\n" x 10));
+    is_deeply([grep { /^\./ } all_in("$dir/killed")], [".else_train_000001.bin.tmp.$pid", ".mine_train_000009.bin.tmp.$$"],
+        'and the next call removes them, but none of another data set or a live process');
+}
+
+# A terminal that is closed ends it as SIGINT does, unless that is ignored.
+for my $ignored (0, 1) {
+    my @hangup = ($^X, '-e', '$SIG{HUP} = shift; exec @ARGV', $ignored ? 'IGNORE' : 'DEFAULT', $program);
+    my ($pid, $to, $from) = begin(@hangup, qw(--vocab bytes --name hup --out), "$dir/hup$ignored/", '-');
+    kill HUP => $pid;
+    print $to 'text' if $ignored;
+    close $to if $ignored;
+    my $said = join '', <$from>;
+    waitpid $pid, 0;
+    like("$? $said", $ignored ? qr/^0 / : qr/^768 tokenize: error: interrupted; nothing was written\n\z/, 'SIGHUP ' . ($ignored ? 'is ignored under nohup' : 'interrupts'));
+    my @there = all_in("$dir/hup$ignored");
+    is(scalar(@there), $ignored ? 2 : 0, 'and the files are there or not: ' . @there);
+}
+
 # ---- text files, folders, standard input -------------------------------------------------------------------------------
 
 my $seed = 7;
@@ -86,6 +146,16 @@ ok($status eq 0 && same(shard("$dir/folder/new/small_train_000001.bin", 257, 257
     or diag $err;
 like($out, qr/^5 documents, .* 22 tokens/m, 'the summary counts documents and tokens');
 is_deeply([shards_in("$dir/folder/new")], ['small_tokenize.txt', 'small_train_000001.bin'], 'no other file is left');
+unlike($err, qr/left out of/, 'and nothing is said of them');
+{
+    make_path("$dir/linked/deep");
+    spew("$dir/linked/a.txt", 'here');
+    mkfifo("$dir/linked/deep/fifo", 0600) or die;
+    symlink $$_[0], "$dir/linked/$$_[1]" or die for ["$dir/texts", 'more'], ["$dir/nowhere", 'none'], ["$dir/texts/B.txt", 'own.txt'];
+    (undef, undef, $err) = run(qw(--vocab bytes --out), "$dir/links", "$dir/linked");
+    ok(same(shard("$dir/links_train_000001.bin", 257, 257), 'here', 'capital'), 'a link to a file is read');
+    like($err, qr{\Atokenize: note: left out of the input folder \S+/linked, .*: 3, the first is \S+/linked/deep/fifo; .*\n\z}, 'others are named');
+}
 run('--vocab', 'bytes', '--out', "$dir/prefix", "$dir/texts/B.txt", "$dir/texts/a.txt");
 ok(same(shard("$dir/prefix_train_000001.bin", 257, 257), @text{'texts/B.txt', 'texts/a.txt'}), '--out as the start of file names');
 run(\"from a pipe", '--vocab', 'bytes', '--out', "$dir/stdin_text", '--input', '-');
@@ -133,6 +203,17 @@ ok(length($val) >= 2 * 5000 && length($val) < 2 * 9000, 'validation: whole docum
 ok(!grep({ length($_) < 2 * 400000 } @parts[0 .. $#parts - 1]), 'every shard but the last has --shard-tokens');
 run('--vocab', 'bytes', '--out', "$dir/cut/", '--shard-tokens', 4000000, "$dir/many.jsonl");
 is(scalar(my @left = glob "$dir/cut/text_train_*.bin"), 2, 'a smaller data set of the same name leaves no older shards behind');
+
+{
+    my @gap = (qw(--vocab bytes --split blank-lines --name gap --out), "$dir/gap/", spew("$dir/short.txt", "one\n\n" x 10));
+    run(@gap, '--shard-tokens', 5);
+    unlink glob "$dir/gap/gap_train_00000[23].bin";
+    spew("$dir/gap/$_", '') for qw(gap_train_1000000.bin gap_train_mine.bin other_train_000007.bin);
+    (undef, undef, my $said) = run(@gap);
+    is_deeply([shards_in("$dir/gap")], [qw(gap_tokenize.txt gap_train_000001.bin gap_train_mine.bin other_train_000007.bin)],
+        'nor does it where their numbers have gaps; files of other names stay');
+    like($said, qr/note: removed \d+ shards of an older/, 'and says how many it removed');
+}
 
 run('--vocab', 'bytes', '--out', "$dir/f", '--val-fraction', 0.1, '--val-out', "$dir/own_val.bin", "$dir/many.jsonl");
 my @tenth = @documents[grep { $_ % 10 == 9 } 0 .. $#documents];
@@ -196,6 +277,46 @@ refuses('a count that is no number', 2, qr/--shard-tokens 1e6: expected/, @to, '
 refuses('a fraction above one', 2, qr/--val-fraction 2: expected/, @to, '--val-fraction', 2, "$dir/texts");
 refuses('two rules for validation', 2, qr/exclude each other/, @to, '--val-fraction', 0.5, '--val-tokens', 5, "$dir/texts");
 refuses('a value left out', 2, qr/--vocab needs a value/, '--vocab');
+
+# An output that would replace an input, or that nothing can be renamed to, is refused before anything is read or replaced.
+{
+    make_path("$dir/own");
+    my $mine = spew("$dir/own/mine.txt", "one\n\ntwo\n\nthree\n");
+    my @own = (qw(--vocab bytes --split blank-lines --name own --out), "$dir/own/");
+    my @half = qw(--val-fraction 0.5 --val-out);
+    run(@own, spew("$dir/older.txt", 'older'));
+    my $older = slurp("$dir/own/own_train_000001.bin");
+    link $mine, "$dir/own/hard" or die;
+    my $read = qr{ is read and would be replaced; give the output another name$};
+    refuses('--val-out that is an input', 1, qr{/own/\./mine\.txt$read}, @own, @half, "$dir/own/./mine.txt", $mine);
+    refuses('...or another name of it', 1, $read, @own, @half, "$dir/own/hard", $mine);
+    refuses('...or of standard input', 1, $read, @own, @half, "$dir/stdin", '-');
+    refuses('a shard that is an input', 1, $read, @own, spew("$dir/own/own_train_000002.bin", 'text'));
+    is(slurp("$dir/own/own_train_000002.bin") . slurp($mine), "textone\n\ntwo\n\nthree\n", 'and the inputs are as they were');
+    unlink "$dir/own/own_train_000002.bin";
+    my $odd = qr{ is no regular file and cannot be replaced; give another name$};
+    refuses('--val-out that is a folder', 1, $odd, @own, @half, "$dir/empty", $mine);
+    mkfifo("$dir/fifo", 0600) or die;
+    refuses('--val-out that is a FIFO', 1, $odd, @own, @half, "$dir/fifo", $mine);
+    refuses('--val-out without a name', 1, qr{'' is no name for a file to write}, @own, @half, '', $mine);
+    make_path("$dir/own/own_val_000000.bin");
+    refuses('a validation set that is a folder', 1, $odd, @own, qw(--val-fraction 0.5), $mine);
+    is(slurp("$dir/own/own_train_000001.bin"), $older, 'and the older training set is as it was');
+    make_path("$dir/own/own_train_000003.bin");
+    refuses('a shard that is a folder', 1, $odd, @own, $mine);
+}
+
+# Nobody reads what it prints: all files are there, and its status says so.
+{
+    my @gone = (qw(--vocab bytes --split blank-lines --shard-tokens 5 --val-fraction 0.2 --name gone --out), "$dir/gone/");
+    my ($pid, $to, $from) = begin('sh', '-c', 'exec "$@" 2>"$0"', "$dir/said", $program, @gone, '-');
+    close $from;
+    print $to "one\n\n" x 10;
+    close $to;
+    waitpid $pid, 0;
+    is($? . ' ' . slurp("$dir/said"), "256 tokenize: error: cannot write to standard output: Broken pipe; the shards are complete\n", 'standard output is closed');
+    is_deeply([all_in("$dir/gone")], ['gone_tokenize.txt', (map { "gone_train_00000$_.bin" } 1 .. 4), 'gone_val_000000.bin'], 'and all files are there');
+}
 
 # A limit on file size stands in for a full disk: the write fails halfway, the data set that was there survives.
 my $before = slurp("$dir/t1_train_000001.bin");

@@ -1,13 +1,14 @@
 // Writing a token shard (format: shard.h) piece by piece, or at once. For GPT-2 the header words of
 // vocabulary and document stay 0, as in the public FineWeb10B shards.
 //
-// A shard grows in PATH.tmp and gets its name by rename only once it is complete and on disk, so a reader
-// never finds half of one, and what was at PATH before survives any failure.
+// A shard grows in FOLDER/.NAME.tmp.<pid> and gets its name by rename only once it is complete and on disk,
+// so a reader never finds half of one, and what was at PATH before survives any failure.
 #pragma once
 #include "llmc/base/common.h"
 
 typedef struct {
-    char *path, *temporary; // owned; NULL: not open
+    char *path;      // owned; NULL: not open
+    char *temporary; // owned; NULL: there is none
     FILE *file;
     int vocab_size, document;
     int64_t tokens;
@@ -20,3 +21,8 @@ bool shard_writer_finish(ShardWriter *w,
                          Error *e); // header, flush to disk, close; still under its temporary name
 bool shard_writer_publish(ShardWriter *w, Error *e); // rename to PATH; after finish
 void shard_writer_free(ShardWriter *w);              // removes the temporary file if it was not published
+
+// Removes the temporary files in `folder` whose process is dead (kill -9, a power cut) and whose shard's name
+// is `ours`.
+void shard_writer_remove_stale(const char *folder, bool (*ours)(const void *context, const char *name),
+                               const void *context);

@@ -71,7 +71,25 @@ static bool find_address(Rendezvous *r, Error *e)
     const char *taken = getenv("TORCHELASTIC_USE_AGENT_STORE");
     if (taken && !strcmp(taken, "True"))
         r->port++;
+    if (r->port > 65535)
+        return error_set(e, "MASTER_PORT 65535 is torchrun's own, and the ranks need the port above it; "
+                            "choose a lower one");
     return true;
+}
+
+// A rank that is not the first, and nobody says of how many: each process would train a whole run of its own.
+static void check_alone(Error *e)
+{
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        const char *rank = getenv(known[i].rank), *size = getenv(known[i].size);
+        bool first = !rank || !*rank || !strcmp(rank, "0");
+        // A shell inside of salloc has variables of the allocation, and is no task of a step.
+        bool of_slurm = !strncmp(known[i].rank, "SLURM", 5), in_step = getenv("SLURM_STEP_ID") != NULL;
+        bool said = size && *size;
+        if (!first && !said && (!of_slurm || in_step))
+            error_set(e, "%s is '%s', but %s, the number of ranks, is not set; set it, or unset %s",
+                      known[i].rank, rank, known[i].size, known[i].rank);
+    }
 }
 
 bool rendezvous_find(Rendezvous *r, Error *e)
@@ -99,5 +117,6 @@ bool rendezvous_find(Rendezvous *r, Error *e)
         number(n->local_size, r->size, &r->local_size);
         return find_address(r, e);
     }
+    check_alone(e);
     return false;
 }

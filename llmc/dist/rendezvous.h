@@ -19,7 +19,7 @@ typedef struct {
 } Rendezvous;
 
 // False with an empty line: not started as one of several ranks. False with a line: started so, but something
-// is missing.
+// is missing, as is the number of ranks beside a rank that is not 0.
 bool rendezvous_find(Rendezvous *r, Error *e);
 
 // First host of a Slurm node list, "node[03-05,9],x" -> "node03". out (capacity): a string.

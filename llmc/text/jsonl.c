@@ -1,7 +1,7 @@
 // Nearly all of a record is strings, which jansson reads at 50 to 100 MB/s, and refuses as a whole for half
-// of a surrogate pair in a title that nobody asked for. So strings that are values are checked and decoded
-// here, and jansson sees the record with "" in their place: it judges the structure, the names, the numbers
-// and what follows the record.
+// of a surrogate pair in a title that nobody asked for, or for a number beyond a double. So strings that are
+// values are checked and decoded here, numbers are checked here, and jansson sees the record with "" and 0 in
+// their place: it judges the structure, the names, and what follows the record.
 #include "llmc/text/jsonl.h"
 #include "llmc/base/utf8.h"
 #include <jansson.h>
@@ -120,6 +120,76 @@ static bool names_field(const char *p, const char *end)
            !memcmp(name, field, len);
 }
 
+// Copies the contents [p, end) of a name. Jansson refuses names with U+0000 or half of a surrogate pair:
+// their backslash becomes U+007F, so that different names stay different. Returns the end of the copy.
+static char *copy_name(const char *p, const char *end, char *bare)
+{
+    while (p < end) {
+        const char *from = p++;
+        char decoded[4], *out = decoded;
+        bool odd = *from == '\\' && decode_escape(&p, end, &out) && (!*decoded || *decoded == (char)0xFF);
+        memcpy(bare, from, (size_t)(p - from));
+        if (odd)
+            *bare = 0x7F;
+        bare += p - from;
+    }
+    return bare;
+}
+
+static const char *skip_digits(const char *p, const char *end)
+{
+    while (p < end && *p >= '0' && *p <= '9')
+        p++;
+    return p;
+}
+
+// Is [p, end) a number of JSON, of any length?
+static bool is_number(const char *p, const char *end)
+{
+    p += p < end && *p == '-';
+    const char *whole = p;
+    p = skip_digits(p, end);
+    if (p == whole || (*whole == '0' && p - whole > 1))
+        return false;
+    if (p < end && *p == '.') {
+        const char *fraction = p + 1;
+        p = skip_digits(fraction, end);
+        if (p == fraction)
+            return false;
+    }
+    if (p < end && (*p == 'e' || *p == 'E')) {
+        p++;
+        p += p < end && (*p == '+' || *p == '-');
+        const char *exponent = p;
+        p = skip_digits(p, end);
+        if (p == exponent)
+            return false;
+    }
+    return p == end;
+}
+
+// The end of what may be a number at p; p itself when it begins none.
+static const char *number_end(const char *p, const char *stop)
+{
+    const char *end = p;
+    if (*p == '-' || (*p >= '0' && *p <= '9')) {
+        while (end < stop && *end && strchr("0123456789+-.eE", *end))
+            end++;
+    }
+    return end;
+}
+
+// 0 in place of a number; what is none is left for jansson to refuse. Returns the end of the copy.
+static char *copy_number(const char *p, const char *end, char *bare)
+{
+    if (is_number(p, end)) {
+        *bare = '0';
+        return bare + 1;
+    }
+    memcpy(bare, p, (size_t)(end - p));
+    return bare + (end - p);
+}
+
 // Writes the record without the contents of its values into r->bare (*bare_len bytes) and the field's text
 // into r->text (*text_len bytes; -1 when the field is missing or no string).
 static bool take_apart(JsonlRecord *r, const char *line, size_t len, size_t *bare_len, int64_t *text_len,
@@ -131,6 +201,12 @@ static bool take_apart(JsonlRecord *r, const char *line, size_t len, size_t *bar
     bool wanted = false; // the last name at depth 1 was the field's
     *text_len = -1;
     for (const char *p = line; p < stop; p++) {
+        const char *number = number_end(p, stop);
+        if (number > p) {
+            bare = copy_number(p, number, bare);
+            p = number - 1;
+            continue;
+        }
         depth += (*p == '{' || *p == '[') - (*p == '}' || *p == ']');
         *bare++ = *p;
         if (*p != '"')
@@ -142,8 +218,7 @@ static bool take_apart(JsonlRecord *r, const char *line, size_t len, size_t *bar
                              begin - 1 - line);
         const char *next = skip_space(p + 1, stop);
         if (next < stop && *next == ':') {
-            memcpy(bare, begin, (size_t)(p - begin));
-            bare += p - begin;
+            bare = copy_name(begin, p, bare);
             if (depth == 1)
                 wanted = names_field(begin, p);
         } else {
@@ -185,8 +260,7 @@ bool jsonl_text(JsonlRecord *r, const char *line, size_t len, const char **text,
     if (!take_apart(r, line, len, &bare_len, &n, e))
         return false;
     json_error_t problem;
-    // Numbers are not used: as doubles they may be of any length.
-    size_t flags = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL | JSON_DECODE_ANY;
+    size_t flags = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY;
     json_t *record = json_loadb(r->bare, bare_len, flags, &problem);
     json_t *value = json_object_get(record, field);
     bool good = false;

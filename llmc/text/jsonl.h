@@ -4,7 +4,7 @@
 
 typedef struct {
     char *text; // the decoded text, (capacity) bytes
-    char *bare; // the record without the contents of its values that are strings, (capacity) bytes
+    char *bare; // the record without the contents of its values that are strings or numbers, (capacity) bytes
     size_t capacity;
 } JsonlRecord; // start from {0}; one a thread
 

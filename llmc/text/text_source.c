@@ -58,7 +58,19 @@ static char **folder_names(const char *folder, size_t *count, Error *e)
     return names;
 }
 
-static bool add_folder(TextFileList *list, const char *folder, TextFormat format, Error *e)
+// What a folder holds that is no input.
+typedef struct {
+    size_t count;
+    char *first; // owned
+} Skipped;
+
+static void skip(Skipped *skipped, const char *path)
+{
+    if (!skipped->count++)
+        skipped->first = xstrdup(path);
+}
+
+static bool add_folder(TextFileList *list, const char *folder, TextFormat format, Skipped *skipped, Error *e)
 {
     size_t count;
     char **names = folder_names(folder, &count, e);
@@ -68,12 +80,13 @@ static bool add_folder(TextFileList *list, const char *folder, TextFormat format
     for (size_t i = 0; i < count; i++) {
         char *path = format_string("%s%s%s", folder, ends_with(folder, "/") ? "" : "/", names[i]);
         struct stat link, s;
-        if (!good || lstat(path, &link) || stat(path, &s)) { // a dangling link is no input
-        } else if (S_ISDIR(link.st_mode)) {
-            good = add_folder(list, path, format, e);
-        } else if (S_ISREG(s.st_mode)) {
+        bool there = good && !lstat(path, &link) && !stat(path, &s);
+        if (there && S_ISDIR(link.st_mode))
+            good = add_folder(list, path, format, skipped, e);
+        else if (there && S_ISREG(s.st_mode))
             add_file(list, path, format, s.st_size);
-        }
+        else if (good)
+            skip(skipped, path);
         free(path);
         free(names[i]);
     }
@@ -97,7 +110,15 @@ bool text_files_add(TextFileList *list, const char *path, TextFormat format, Err
     }
     if (!S_ISDIR(s.st_mode))
         return error_set(e, "the input %s is no regular file; pipe it in and give \"-\"", path);
-    if (!add_folder(list, path, format, e))
+    Skipped skipped = {0};
+    bool good = add_folder(list, path, format, &skipped, e);
+    if (good && skipped.count)
+        note(
+            "left out of the input folder %s, as links to folders or no regular files: %zu, the first is %s; "
+            "give such a folder as an input of its own",
+            path, skipped.count, skipped.first);
+    free(skipped.first);
+    if (!good)
         return false;
     return list->count > before ? true : error_set(e, "the input folder %s holds no files", path);
 }

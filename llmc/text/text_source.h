@@ -30,8 +30,8 @@ typedef struct {
 } TextFileList;      // start from {0}, or with a split
 
 // Appends the file `path`, or the files of the folder `path` and of the folders in it, in name order (byte
-// values); names that begin with a dot and links to folders are passed over. False with a message: missing,
-// unreadable, folder without files.
+// values); names that begin with a dot are passed over, and so are, with a note, links to folders and what is
+// no regular file. False with a message: missing, unreadable, folder without files.
 bool text_files_add(TextFileList *list, const char *path, TextFormat format, Error *e);
 void text_files_free(TextFileList *list);
 
