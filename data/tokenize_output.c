@@ -1,5 +1,6 @@
 #include "data/tokenize_output.h"
 #include "llmc/base/grow.h"
+#include "llmc/base/temporary.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -110,15 +111,14 @@ static bool lock_data_set(Output *out, Error *e)
 
 static bool is_training_shard(const void *context, const char *name)
 {
-    const Output *out = context;
-    return shard_number(out, name) > 0;
+    return *name == '.' && shard_number(context, name + 1) > 0;
 }
 
 static bool is_validation_shard(const void *context, const char *name)
 {
     const Output *out = context;
     char *path = val_path(out);
-    bool same = !strcmp(name, name_of(path));
+    bool same = *name == '.' && !strcmp(name + 1, name_of(path));
     free(path);
     return same;
 }
@@ -126,8 +126,8 @@ static bool is_validation_shard(const void *context, const char *name)
 static void remove_stale(const Output *out)
 {
     char *val = val_path(out), *val_folder = folder_of(val), *folder = folder_of(out->prefix);
-    shard_writer_remove_stale(folder, is_training_shard, out);
-    shard_writer_remove_stale(val_folder, is_validation_shard, out);
+    temporary_remove_stale(folder, is_training_shard, out);
+    temporary_remove_stale(val_folder, is_validation_shard, out);
     free(val);
     free(val_folder);
     free(folder);
@@ -175,7 +175,8 @@ static bool check_targets(const Output *out, const TextFileList *list, Error *e)
     Inputs in = stat_inputs(list, o->vocab);
     int count;
     int *numbers = shards_there(out, &count);
-    bool good = true, trains = o->val_fraction<1, validates = o->val_fraction> 0 || o->val_tokens > 0;
+    bool good = true, trains = o->val_fraction < 1;
+    bool validates = o->val_fraction > 0 || o->val_tokens > 0;
     for (int i = 0; i < count && trains && good; i++) {
         char *path = train_path(out, numbers[i]);
         good = check_target(path, &in, e);

@@ -1,9 +1,8 @@
 #include "llmc/data/shard_writer.h"
+#include "llmc/base/temporary.h"
 #include "llmc/data/shard.h"
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -33,41 +32,10 @@ static bool write_header(ShardWriter *w, Error *e)
 static char *temporary_of(const char *path)
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    return format_string("%.*s.%s.tmp.%ld", (int)(name - path), path, name, (long)getpid());
-}
-
-// The process of a temporary file, whose name is cut to that of its shard; -1: it is no temporary file.
-static pid_t cut_temporary(char *name)
-{
-    char *end = strrchr(name, '.'), *digits = end ? end + 1 : name, *rest;
-    errno = 0;
-    long pid = strtol(digits, &rest, 10);
-    if (name[0] != '.' || end == name || *digits < '1' || *digits > '9' || *rest || errno ||
-        pid != (pid_t)pid)
-        return -1;
-    *end = 0;
-    size_t length = (size_t)(end - name), tmp = strlen(".tmp");
-    if (length <= 1 + tmp || strcmp(end - tmp, ".tmp") != 0)
-        return -1;
-    memmove(name, name + 1, length - tmp - 1);
-    name[length - tmp - 1] = 0;
-    return (pid_t)pid;
-}
-
-void shard_writer_remove_stale(const char *folder, bool (*ours)(const void *context, const char *name),
-                               const void *context)
-{
-    DIR *dir = opendir(folder);
-    for (struct dirent *entry; dir && (entry = readdir(dir));) {
-        char *name = xstrdup(entry->d_name);
-        pid_t pid = cut_temporary(name);
-        bool dead = pid > 0 && (pid == getpid() || (kill(pid, 0) != 0 && errno == ESRCH));
-        if (dead && ours(context, name))
-            unlinkat(dirfd(dir), entry->d_name, 0);
-        free(name);
-    }
-    if (dir)
-        closedir(dir);
+    char *hidden = format_string("%.*s.%s", (int)(name - path), path, name);
+    char *temporary = temporary_path(hidden);
+    free(hidden);
+    return temporary;
 }
 
 bool shard_writer_open(ShardWriter *w, const char *path, int vocab_size, int document, Error *e)

@@ -17,12 +17,7 @@ typedef struct {
 // All return false with one line in `e` (path and reason) when the disk does not do what was asked.
 bool shard_writer_open(ShardWriter *w, const char *path, int vocab_size, int document, Error *e);
 bool shard_writer_append(ShardWriter *w, const uint16_t *ids, size_t count, Error *e); // ids: (count) uint16
-bool shard_writer_finish(ShardWriter *w,
-                         Error *e); // header, flush to disk, close; still under its temporary name
+// Header, flush to disk, close; still under its temporary name.
+bool shard_writer_finish(ShardWriter *w, Error *e);
 bool shard_writer_publish(ShardWriter *w, Error *e); // rename to PATH; after finish
 void shard_writer_free(ShardWriter *w);              // removes the temporary file if it was not published
-
-// Removes the temporary files in `folder` whose process is dead (kill -9, a power cut) and whose shard's name
-// is `ours`.
-void shard_writer_remove_stale(const char *folder, bool (*ours)(const void *context, const char *name),
-                               const void *context);

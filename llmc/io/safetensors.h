@@ -111,8 +111,6 @@ typedef struct SafeWriter SafeWriter;
 // symbolic link stays one: the file it names is replaced. NULL with an Error when the folder is missing or
 // not writable, or path is no file.
 SafeWriter *safewriter_begin(const char *path, Error *e);
-// Removes the temporary files in a folder that dead processes left for paths of these names.
-void safewriter_remove_stale(const char *folder, bool (*are_ours)(const char *name));
 
 // key, value: text, copied; key not "crc32c" or "crc32c.*". Bytes that are not UTF-8 (they may come from file
 // names) are stored as U+FFFD.

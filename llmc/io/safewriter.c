@@ -1,12 +1,10 @@
 // The writing half of safetensors.h.
 #include "llmc/base/crc32c.h"
+#include "llmc/base/temporary.h"
 #include "llmc/io/safetensors_sums.h"
 #include "llmc/base/utf8.h"
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -77,40 +75,14 @@ static char *folder_of(const char *path)
     return slash == path ? xstrdup("/") : format_string("%.*s", (int)(slash - path), path);
 }
 
-// The process of a file NAME.tmp.<pid>, which is cut to NAME; -1: no such name.
-static pid_t cut_process(char *name)
-{
-    char *end = strrchr(name, '.'), *digits = end ? end + 1 : name;
-    if (!end || !*digits || digits[strspn(digits, "0123456789")])
-        return -1;
-    long pid = strtol(digits, NULL, 10);
-    *end = 0;
-    size_t length = strlen(name), tmp = strlen(".tmp");
-    if (pid <= 0 || pid > INT_MAX || length <= tmp || strcmp(name + length - tmp, ".tmp") != 0)
-        return -1;
-    name[length - tmp] = 0;
-    return (pid_t)pid;
-}
+static bool is_name(const void *target, const char *name) { return !strcmp(name, target); }
 
-// target NULL: of all names that are_ours
-static void remove_stale(const char *folder, const char *target, bool (*are_ours)(const char *name))
+static void remove_stale(const char *target)
 {
-    DIR *dir = opendir(folder);
-    for (struct dirent *entry; dir && (entry = readdir(dir));) {
-        char *name = xstrdup(entry->d_name);
-        pid_t pid = cut_process(name);
-        bool ours = pid > 0 && (target ? !strcmp(name, target) : are_ours(name));
-        if (ours && (pid == getpid() || (kill(pid, 0) != 0 && errno == ESRCH)))
-            unlinkat(dirfd(dir), entry->d_name, 0);
-        free(name);
-    }
-    if (dir)
-        closedir(dir);
-}
-
-void safewriter_remove_stale(const char *folder, bool (*are_ours)(const char *name))
-{
-    remove_stale(folder, NULL, are_ours);
+    char *folder = folder_of(target);
+    const char *slash = strrchr(target, '/');
+    temporary_remove_stale(folder, is_name, slash ? slash + 1 : target);
+    free(folder);
 }
 
 SafeWriter *safewriter_begin(const char *path, Error *e)
@@ -120,7 +92,7 @@ SafeWriter *safewriter_begin(const char *path, Error *e)
     w->path = xstrdup(path);
     w->target = resolved ? xstrdup(resolved) : xstrdup(path);
     free(resolved);
-    w->temp = format_string("%s.tmp.%ld", w->target, (long)getpid());
+    w->temp = temporary_path(w->target);
     w->metadata = json_object();
     w->fd = -1;
     struct stat info;
@@ -129,10 +101,7 @@ SafeWriter *safewriter_begin(const char *path, Error *e)
         error_set(e, "%s: is no regular file, so no checkpoint can be put there; choose another name",
                   w->path);
     } else {
-        char *folder = folder_of(w->target);
-        const char *slash = strrchr(w->target, '/');
-        remove_stale(folder, slash ? slash + 1 : w->target, NULL);
-        free(folder);
+        remove_stale(w->target);
         w->fd = open(w->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (w->fd < 0)
             fail(w, "create a file beside it", e);

@@ -1,6 +1,6 @@
 #include "llmc/run/run_folder.h"
+#include "llmc/base/temporary.h"
 #include "llmc/dist/comm.h"
-#include "llmc/io/safetensors.h"
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
@@ -37,7 +37,11 @@ static int step_of(const char *name)
     return strcmp(name, canonical) ? -1 : step;
 }
 
-static bool is_checkpoint(const char *name) { return step_of(name) >= 0; }
+static bool is_checkpoint(const void *unused, const char *name)
+{
+    (void)unused;
+    return step_of(name) >= 0;
+}
 
 static bool hex_digits(const char *text, int count)
 {
@@ -336,7 +340,7 @@ static bool take_run(RunFolder *f, int highest, Error *e)
     if (now != highest)
         return error_set(e, "%s: another process saved step %d meanwhile; start this one again", f->path,
                          now);
-    safewriter_remove_stale(f->path, is_checkpoint);
+    temporary_remove_stale(f->path, is_checkpoint, NULL);
     return true;
 }
 
