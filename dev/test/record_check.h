@@ -115,23 +115,13 @@ static bool extent_fits(Extent given, Extent wanted)
 
 static bool check_shape(const Record *r, const ParamSpec *p, Error *e)
 {
-#define NUMBER \
-    { \
-        0, SIZE_ONE \
-    }
-#define MODEL \
-    { \
-        1, SIZE_MODEL \
-    }
-    static const RoleShape vocabulary = {.rows = {1, SIZE_VOCAB}, .cols = MODEL},
-                           mlp = {.rows = MODEL, .cols = {1, SIZE_MLP}},
-                           inputs = {.any_rows = true, .cols = MODEL},
-                           heads = {.rows = {1, SIZE_HEADS}, .cols = NUMBER},
-                           line = {.rows = {1, SIZE_ONE}, .cols = NUMBER},
-                           numbers = {.rows = NUMBER, .cols = NUMBER},
-                           hidden = {.rows = NUMBER, .cols = MODEL};
-#undef NUMBER
-#undef MODEL
+    static const RoleShape vocabulary = {.rows = {1, SIZE_VOCAB}, .cols = {1, SIZE_MODEL}},
+                           mlp = {.rows = {1, SIZE_MODEL}, .cols = {1, SIZE_MLP}},
+                           inputs = {.any_rows = true, .cols = {1, SIZE_MODEL}},
+                           heads = {.rows = {1, SIZE_HEADS}, .cols = {0, SIZE_ONE}},
+                           line = {.rows = {1, SIZE_ONE}, .cols = {0, SIZE_ONE}},
+                           numbers = {.rows = {0, SIZE_ONE}, .cols = {0, SIZE_ONE}},
+                           hidden = {.rows = {0, SIZE_ONE}, .cols = {1, SIZE_MODEL}};
     static const RoleShape *const shapes[ROLES] = {[ROLE_EMBED] = &vocabulary,
                                                    [ROLE_SMEAR_GATE] = &line,
                                                    [ROLE_VALUE_EMBED] = &vocabulary,

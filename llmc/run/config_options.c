@@ -116,7 +116,10 @@ const Option config_options[] = {
     {"gpus", OPT_TEXT, AT(gpus), "all", 0, 0, NULL, "GPUs of this machine, one process each: a number, a list like 0,1 (2, for the third alone), or all that can share the micro-batches", false, NULL},
     {"ranks", OPT_INT, AT(ranks), "1", 1, 8, NULL, "processes that share the work of the CPU program: 1, 2, 4 or 8", false, NULL},
     {"device", OPT_INT, AT(device), "-1", -1, 1023, NULL, "the one GPU of this rank; -1: as --gpus says", false, NULL},
-    {"timeout", OPT_INT, AT(timeout), "120", 1, 1e6, NULL, "seconds without progress, or without an answer from another rank, after which all ranks end: 15 times as many while a file is read or written, twice as many where something else has started them and rank 0 itself hangs", false, NULL},
+    {"timeout", OPT_INT, AT(timeout), "120", 1, 1e6, NULL,
+     "seconds without progress, or without an answer from another rank, after which all ranks end: 15 times "
+     "as many while a file is read or written, twice as many where something else has started them and rank 0 "
+     "itself hangs", false, NULL},
     {"graphs", OPT_CHOICE, AT(graphs), "on", 0, 0, "off|on", "a step is captured as a CUDA graph, or its ops are queued one by one", false, NULL},
     {"pair-exchange", OPT_CHOICE, AT(pair_exchange), "auto", 0, 0, "auto|dense|rows",
      "what ranks send each other of a table that is read by pairs of tokens: all of it, or the rows that "
